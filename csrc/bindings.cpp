@@ -1,0 +1,43 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "registry.h"
+
+namespace py = pybind11;
+using namespace torch_convfix;
+
+PYBIND11_MODULE(_C, m) {
+  py::enum_<OutputPadding>(m, "OutputPadding")
+      .value("native", OutputPadding::kNative)
+      .value("pad", OutputPadding::kPad);
+  py::enum_<Hardware>(m, "Hardware")
+      .value("cpu", Hardware::kCPU)
+      .value("tpu", Hardware::kTPU)
+      .value("other", Hardware::kOther);
+  py::class_<Options>(m, "Options")
+      .def(
+          py::init<OutputPadding, Hardware, bool>(), py::arg("output_padding"), py::arg("hardware"),
+          py::arg("derivatives"))
+      .def_readonly("output_padding", &Options::output_padding)
+      .def_readonly("hardware", &Options::hardware)
+      .def_readonly("derivatives", &Options::derivatives);
+  py::class_<Registration>(m, "Registration")
+      .def_readonly("device", &Registration::device)
+      .def_readonly("op", &Registration::op)
+      .def_readonly("dispatch_key", &Registration::dispatch_key)
+      .def_readonly("purpose", &Registration::purpose);
+  m.def("enable", &enable, py::arg("device"), py::arg("options"));
+  m.def("disable", &disable, py::arg("device"));
+  m.def("enabled_options", &enabled_options, py::arg("device"));
+  m.def("registrations", &registrations);
+  m.def(
+      "check_backward",
+      [](const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
+         const std::vector<c10::SymInt>& stride, const std::vector<c10::SymInt>& padding,
+         const std::vector<c10::SymInt>& dilation, bool transposed,
+         const std::vector<c10::SymInt>& output_padding, c10::SymInt groups) {
+        const Geometry geometry(
+            weight, stride, padding, dilation, transposed, output_padding, std::move(groups));
+        check_backward(geometry, grad_output, input, weight);
+      });
+}

@@ -1,0 +1,171 @@
+#include "derivative_fixes.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
+#include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+namespace torch_convfix {
+namespace {
+
+// torch_xla's own autograd function has a backward that is not differentiable; the operators that
+// return the indices too keep core's formula, and the indices are computed only where they are used.
+at::Tensor max_pool2d(
+    const at::Tensor& self,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool ceil_mode) {
+  return std::get<0>(
+      at::max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+at::Tensor max_pool3d(
+    const at::Tensor& self,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool ceil_mode) {
+  return std::get<0>(
+      at::max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+// The losses below follow the formulas in the documentation of torch.nn.NLLLoss and CrossEntropyLoss.
+
+int64_t class_dim(const at::Tensor& self) {
+  return self.dim() == 1 ? 0 : 1;
+}
+
+// Class indices, the weight of each one's loss, and which are not ignored.
+struct Targets {
+  at::Tensor kept, index, weight;
+
+  Targets(
+      const at::Tensor& self,
+      const at::Tensor& target,
+      const std::optional<at::Tensor>& class_weight,
+      int64_t ignore_index) {
+    c10::SymDimVector expected(self.sym_sizes().begin(), self.sym_sizes().end());
+    TORCH_CHECK(!expected.empty(), "nll_loss: input must have at least 1 dimension, got 0");
+    expected.erase(expected.begin() + class_dim(self));
+    TORCH_CHECK(
+        target.sym_sizes() == c10::SymIntArrayRef(expected), "nll_loss: target must have shape ",
+        c10::SymIntArrayRef(expected), " for input ", self.sym_sizes(), ", got ", target.sym_sizes());
+    kept = target != ignore_index;
+    index = at::where(kept, target, at::zeros_like(target)).to(at::kLong);
+    weight = kept.to(self.scalar_type());
+    if (class_weight && class_weight->defined()) {
+      weight =
+          weight * class_weight->index_select(0, index.reshape(-1)).reshape_symint(index.sym_sizes());
+    }
+  }
+};
+
+at::Tensor reduce(const at::Tensor& loss, const at::Tensor& weight, int64_t reduction) {
+  switch (reduction) {
+    case at::Reduction::None:
+      return loss;
+    case at::Reduction::Sum:
+      return loss.sum();
+    default:
+      return loss.sum() / weight.sum();
+  }
+}
+
+at::Tensor keep(const Targets& targets, const at::Tensor& loss) {
+  return at::where(targets.kept, loss, at::zeros_like(loss));
+}
+
+at::Tensor nll_loss(const at::Tensor& self, const Targets& targets, int64_t reduction) {
+  const int64_t dim = class_dim(self);
+  const auto picked = at::gather(self, dim, targets.index.unsqueeze(dim)).squeeze(dim);
+  return reduce(keep(targets, -picked * targets.weight), targets.weight, reduction);
+}
+
+at::Tensor nll_loss_nd(
+    const at::Tensor& self,
+    const at::Tensor& target,
+    const std::optional<at::Tensor>& weight,
+    int64_t reduction,
+    c10::SymInt ignore_index) {
+  return nll_loss(self, Targets(self, target, weight, ignore_index.expect_int()), reduction);
+}
+
+at::Tensor cross_entropy_loss(
+    const at::Tensor& self,
+    const at::Tensor& target,
+    const std::optional<at::Tensor>& weight,
+    int64_t reduction,
+    c10::SymInt ignore_index,
+    double label_smoothing) {
+  TORCH_CHECK(
+      0 <= label_smoothing && label_smoothing <= 1,
+      "cross_entropy: label_smoothing must be between 0 and 1, got ", label_smoothing);
+  TORCH_CHECK(self.dim() >= 1, "cross_entropy: input must have at least 1 dimension, got 0");
+  const int64_t dim = class_dim(self);
+  const auto classes = self.sym_size(dim);
+  const auto log_probability = at::log_softmax(self, dim);
+  auto weighted = log_probability;
+  if (weight && weight->defined()) {
+    c10::SymDimVector sizes(self.dim(), 1);
+    sizes[dim] = classes;
+    weighted = weighted * weight->reshape_symint(sizes);
+  }
+  const double uniform = label_smoothing / classes.guard_int(__FILE__, __LINE__);
+
+  if (target.sym_sizes() == self.sym_sizes()) {
+    TORCH_CHECK(
+        target.is_floating_point(),
+        "cross_entropy: target of input's shape holds probabilities and must be floating point, got ",
+        target.scalar_type());
+    TORCH_CHECK(
+        ignore_index < 0, "cross_entropy: ignore_index is for class indices, got ", ignore_index,
+        " with a target of probabilities");
+    const auto loss = -(weighted * (target * (1 - label_smoothing) + uniform)).sum(dim);
+    return reduction == at::Reduction::Mean ? loss.mean() : reduce(loss, loss, reduction);
+  }
+
+  const Targets targets(self, target, weight, ignore_index.expect_int());
+  const auto loss = nll_loss(log_probability, targets, reduction);
+  if (label_smoothing == 0) {
+    return loss;
+  }
+  const auto spread = reduce(keep(targets, -weighted.sum(dim)), targets.weight, reduction);
+  return loss * (1 - label_smoothing) + spread * uniform;
+}
+
+template <class Function, Function* function>
+torch::CppFunction make() {
+  return torch::CppFunction::makeFromUnboxedFunction(
+      c10::CompileTimeFunctionPointer<Function, function>());
+}
+
+#define FIX(op, fault)                  \
+  DerivativeFix {                       \
+    #op, fault, make<decltype(op), &op> \
+  }
+
+}  // namespace
+
+const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
+  static const std::vector<DerivativeFix> none;
+  static const std::vector<DerivativeFix> xla{
+      FIX(max_pool2d, "the second derivative through the pooled tensor is dropped"),
+      FIX(max_pool3d, "the second derivative through the pooled tensor is dropped"),
+  };
+  static const std::vector<DerivativeFix> tpu{
+      FIX(cross_entropy_loss, "the second derivative is dropped"),
+      FIX(nll_loss_nd, "the second derivative through grad_output is dropped"),
+  };
+  return device == "xla" ? xla : device == "tpu" ? tpu : none;
+}
+
+#undef FIX
+
+}  // namespace torch_convfix

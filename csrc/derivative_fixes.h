@@ -1,0 +1,20 @@
+#pragma once
+
+#include <torch/library.h>
+
+#include <vector>
+
+namespace torch_convfix {
+
+// One operator whose derivative a backend gets wrong, and the composition of differentiable operators
+// that takes its place at the backend's autograd key: right at every order.
+struct DerivativeFix {
+  const char* op;
+  const char* fault;
+  torch::CppFunction (*make)();
+};
+
+// The fixes for a device, by its name in PyTorch ("xla", "tpu"); none for one that needs none.
+const std::vector<DerivativeFix>& derivative_fixes(const std::string& device);
+
+}  // namespace torch_convfix

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "../stock_kernels.h"
+
+// Each strategy computes F, I or W of a plain convolution exactly (in exact arithmetic), from
+// operators below autograd.
+namespace torch_convfix::lowering {
+
+namespace feature_grouped {
+at::Tensor weight_grad(
+    const StockKernels& stock, const Form& form, const at::Tensor& x, const at::Tensor& g);
+}  // namespace feature_grouped
+
+namespace taps {
+at::Tensor forward(const Form& form, const at::Tensor& x, const at::Tensor& w);
+at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w);
+at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& g);
+}  // namespace taps
+
+}  // namespace torch_convfix::lowering

@@ -1,0 +1,150 @@
+#include "overrideable.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/slice_copy.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "lowering/lowering.h"
+
+namespace torch_convfix {
+namespace {
+
+// A transposed convolution's input as the grad_output of the plain convolution over its result.
+at::Tensor append_zeros(const Form& form, const at::Tensor& input) {
+  std::vector<int64_t> pads;
+  for (int64_t i = form.dim() + 1; i >= 2; --i) {
+    pads.insert(pads.end(), {0, form.g[i] - input.size(i)});
+  }
+  const bool any = std::any_of(pads.begin(), pads.end(), [](int64_t pad) { return pad != 0; });
+  return any ? at::constant_pad_nd(input, pads) : input;
+}
+
+at::Tensor cut_to(at::Tensor t, at::IntArrayRef sizes) {
+  for (int64_t i = 2; i < t.dim(); ++i) {
+    if (t.size(i) != sizes[i]) {
+      t = at::slice_copy(t, i, 0, sizes[i]);
+    }
+  }
+  return t;
+}
+
+at::Tensor add_bias(const at::Tensor& t, const std::optional<at::Tensor>& bias) {
+  if (!bias || !bias->defined()) {
+    return t;
+  }
+  at::DimVector sizes(t.dim(), 1);
+  sizes[1] = t.size(1);
+  return t + bias->reshape(sizes);
+}
+
+at::Tensor bias_grad(const at::Tensor& grad_output) {
+  at::DimVector dims(grad_output.dim() - 1);
+  std::iota(dims.begin() + 1, dims.end(), 2);
+  return grad_output.sum(dims);
+}
+
+}  // namespace
+
+at::Tensor Overrideable::convolution(
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation,
+    bool transposed,
+    c10::SymIntArrayRef output_padding,
+    c10::SymInt groups) const {
+  const Geometry geometry(
+      weight, stride, padding, dilation, transposed, output_padding, std::move(groups));
+  check_forward(geometry, input, weight, bias);
+  const auto form = make_form(geometry, input.sym_sizes(), weight.sym_sizes());
+  if (!form) {
+    return stock_.convolution(geometry, input, weight, bias);
+  }
+  const auto plan = make_plan(*form, hardware_);
+  const auto strategy = transposed ? plan.input_grad : plan.forward;
+  if (left_to_stock(geometry, strategy)) {
+    return stock_.convolution(geometry, input, weight, bias);
+  }
+  const auto result = transposed ? input_grad(strategy, *form, append_zeros(*form, input), weight)
+                                 : forward(strategy, *form, input, weight);
+  return add_bias(result, bias);
+}
+
+Gradients Overrideable::convolution_backward(
+    const at::Tensor& grad_output,
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation,
+    bool transposed,
+    c10::SymIntArrayRef output_padding,
+    c10::SymInt groups,
+    std::array<bool, 3> output_mask) const {
+  const Geometry geometry(
+      weight, stride, padding, dilation, transposed, output_padding, std::move(groups));
+  check_backward(geometry, grad_output, input, weight);
+  const auto form = make_form(geometry, input.sym_sizes(), weight.sym_sizes());
+  if (!form) {
+    return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+  }
+  const auto plan = make_plan(*form, hardware_);
+  const auto strategy = transposed ? plan.forward : plan.input_grad;
+  const bool stock_input = !output_mask[0] || left_to_stock(geometry, strategy);
+  const bool stock_weight = !output_mask[1] || left_to_stock(geometry, plan.weight_grad);
+  if (stock_input && stock_weight) {
+    return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+  }
+
+  const auto appended = transposed ? append_zeros(*form, input) : input;
+  Gradients gradients;
+  if (output_mask[0]) {
+    std::get<0>(gradients) = transposed
+                                 ? cut_to(forward(strategy, *form, grad_output, weight), input.sizes())
+                                 : input_grad(strategy, *form, grad_output, weight);
+  }
+  if (output_mask[1]) {
+    std::get<1>(gradients) = transposed ? weight_grad(plan.weight_grad, *form, grad_output, appended)
+                                        : weight_grad(plan.weight_grad, *form, appended, grad_output);
+  }
+  if (output_mask[2]) {
+    std::get<2>(gradients) = bias_grad(grad_output);
+  }
+  return gradients;
+}
+
+bool Overrideable::left_to_stock(const Geometry& geometry, Strategy strategy) const {
+  return strategy == Strategy::kDirect &&
+         (!geometry.transposed || output_padding_ == OutputPadding::kNative);
+}
+
+at::Tensor Overrideable::forward(
+    Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
+  return strategy == Strategy::kTaps ? lowering::taps::forward(form, x, w) : stock_.forward(form, x, w);
+}
+
+at::Tensor Overrideable::input_grad(
+    Strategy strategy, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
+  return strategy == Strategy::kTaps ? lowering::taps::input_grad(form, g, w)
+                                     : stock_.input_grad(form, g, w);
+}
+
+at::Tensor Overrideable::weight_grad(
+    Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
+  switch (strategy) {
+    case Strategy::kTaps:
+      return lowering::taps::weight_grad(form, x, g);
+    case Strategy::kFeatureGrouped:
+      return lowering::feature_grouped::weight_grad(stock_, form, x, g);
+    case Strategy::kDirect:
+      break;
+  }
+  return stock_.weight_grad(form, x, g);
+}
+
+}  // namespace torch_convfix

@@ -1,0 +1,190 @@
+#include "registry.h"
+
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "derivative_fixes.h"
+#include "double_backward.h"
+#include "meta.h"
+
+namespace torch_convfix {
+namespace {
+
+// Drops the dispatcher's warning that a kernel is overridden, and lets every other one through.
+class OverrideWarningFilter final : public c10::WarningHandler {
+ public:
+  OverrideWarningFilter() : outer_(c10::WarningUtils::get_warning_handler()), guard_(this) {
+  }
+
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("Overriding a previously registered kernel") == std::string::npos) {
+      outer_->process(warning);
+    }
+  }
+
+ private:
+  c10::WarningHandler* outer_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+// The kernels of one device, registered for as long as this lives.
+class Kernels {
+ public:
+  Kernels(std::string device, const Options& options) : device_(std::move(device)), options_(options) {
+  }
+
+  template <class Function>
+  void add(c10::DispatchKey key, const char* op, const char* purpose, Function&& function) {
+    const OverrideWarningFilter filter;
+    libraries_.push_back(
+        std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+    libraries_.back()->impl(op, torch::CppFunction(std::forward<Function>(function)));
+    registrations_.push_back({device_, op, c10::toString(key), purpose});
+  }
+
+  const Options& options() const {
+    return options_;
+  }
+  const std::vector<Registration>& registrations() const {
+    return registrations_;
+  }
+
+ private:
+  std::string device_;
+  Options options_;
+  std::vector<std::unique_ptr<torch::Library>> libraries_;
+  std::vector<Registration> registrations_;
+};
+
+std::mutex mutex;
+
+constexpr auto kMeta = "meta";
+
+std::map<std::string, std::unique_ptr<Kernels>>& enabled() {
+  // Never destroyed: at exit the dispatcher may be gone first.
+  static auto* const kernels = new std::map<std::string, std::unique_ptr<Kernels>>;
+  return *kernels;
+}
+
+c10::DispatchKey autograd_key(const std::string& device) {
+  if (device == "xla") {
+    return c10::DispatchKey::AutogradXLA;
+  }
+  if (device == "cpu") {
+    return c10::DispatchKey::AutogradCPU;
+  }
+  if (device == "cuda") {
+    return c10::DispatchKey::AutogradCUDA;
+  }
+  const auto privateuse1 = c10::get_privateuse1_backend();
+  TORCH_CHECK_VALUE(
+      device == "tpu" || device == privateuse1,
+      "device must be xla, cpu, cuda, tpu or the name of the PrivateUse1 backend (", privateuse1,
+      "), got ", device);
+  return c10::DispatchKey::AutogradPrivateUse1;
+}
+
+void add_overrideable(Kernels& kernels) {
+  const auto& options = kernels.options();
+  const auto ours =
+      std::make_shared<Overrideable>(c10::DispatchKey::XLA, options.output_padding, options.hardware);
+  kernels.add(
+      c10::DispatchKey::XLA, "convolution_overrideable", "validation, output padding, lean lowerings",
+      [ours](
+          const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+          c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+          bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+        return ours->convolution(
+            input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+      });
+  kernels.add(
+      c10::DispatchKey::XLA, "convolution_backward_overrideable",
+      "validation, output padding, lean lowerings",
+      [ours](
+          const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
+          c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+          bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups,
+          std::array<bool, 3> output_mask) {
+        return ours->convolution_backward(
+            grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups,
+            output_mask);
+      });
+}
+
+std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& options) {
+  const auto autograd = autograd_key(device);
+  auto kernels = std::make_unique<Kernels>(device, options);
+  kernels->add(
+      autograd, "_convolution_double_backward", "no loop over groups",
+      TORCH_FN(convolution_double_backward));
+  if (device == "xla") {
+    add_overrideable(*kernels);
+  }
+  if (options.derivatives) {
+    for (const auto& fix : derivative_fixes(device)) {
+      kernels->add(autograd, fix.op, fix.fault, fix.make());
+    }
+  }
+  return kernels;
+}
+
+std::unique_ptr<Kernels> make_meta_kernels() {
+  auto kernels = std::make_unique<Kernels>(kMeta, Options{});
+  kernels->add(
+      c10::DispatchKey::Meta, "convolution_overrideable", "shape function",
+      TORCH_FN(meta::convolution_overrideable));
+  kernels->add(
+      c10::DispatchKey::Meta, "convolution_backward_overrideable", "shape function",
+      TORCH_FN(meta::convolution_backward_overrideable));
+  return kernels;
+}
+
+}  // namespace
+
+void enable(const std::string& device, const Options& options) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto old = enabled().find(device);
+  if (old != enabled().end()) {
+    if (old->second->options() == options) {
+      return;
+    }
+    enabled().erase(old);  // first, so that the kernels fetched as stock are the stock ones
+  }
+  enabled()[device] = make_kernels(device, options);
+  if (enabled().count(kMeta) == 0) {
+    enabled()[kMeta] = make_meta_kernels();
+  }
+}
+
+void disable(const std::string& device) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  autograd_key(device);  // refuses an unknown device
+  enabled().erase(device);
+  if (enabled().size() == 1) {
+    enabled().erase(kMeta);
+  }
+}
+
+std::optional<Options> enabled_options(const std::string& device) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  autograd_key(device);
+  const auto kernels = enabled().find(device);
+  return kernels == enabled().end() ? std::nullopt : std::make_optional(kernels->second->options());
+}
+
+std::vector<Registration> registrations() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::vector<Registration> all;
+  for (const auto& [device, kernels] : enabled()) {
+    const auto& own = kernels->registrations();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+}  // namespace torch_convfix

@@ -1,0 +1,43 @@
+import enum
+from collections.abc import Sequence
+
+from torch import Tensor
+
+class OutputPadding(enum.Enum):
+    native = ...
+    pad = ...
+
+class Hardware(enum.Enum):
+    cpu = ...
+    tpu = ...
+    other = ...
+
+class Options:
+    output_padding: OutputPadding
+    hardware: Hardware
+    derivatives: bool
+    def __init__(
+        self, output_padding: OutputPadding, hardware: Hardware, derivatives: bool
+    ) -> None: ...
+
+class Registration:
+    device: str
+    op: str
+    dispatch_key: str
+    purpose: str
+
+def enable(device: str, options: Options) -> None: ...
+def disable(device: str) -> None: ...
+def enabled_options(device: str) -> Options | None: ...
+def registrations() -> list[Registration]: ...
+def check_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> None: ...

@@ -1,0 +1,165 @@
+"""Which device has our kernels: enable, disable, status."""
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch_convfix import _C
+
+OutputPadding = Literal["native", "pad"]
+Hardware = Literal["cpu", "tpu", "other"]
+
+_STACKS = {"xla": "torch_xla", "tpu": "torch_tpu"}
+
+
+def _choice(name: str, value: str, enum: type) -> object:
+    if value not in enum.__members__:
+        raise ValueError(f"{name} must be one of {', '.join(enum.__members__)}, got {value!r}")
+    return enum.__members__[value]
+
+
+def _import_stack(device: str) -> None:
+    # A backend's own registrations must come before ours: a later one wins.
+    module = _STACKS.get(device)
+    if module is None:
+        return
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"device {device!r} needs {module}, which is not installed")
+    importlib.import_module(module)
+
+
+def _hardware(device: str) -> Hardware:
+    if device != "xla":
+        return "other"
+    kind = importlib.import_module("torch_xla.runtime").device_type().lower()
+    return kind if kind in ("cpu", "tpu") else "other"
+
+
+def enable(
+    device: str = "xla",
+    output_padding: OutputPadding = "native",
+    hardware: Hardware | None = None,
+    *,
+    derivatives: bool = True,
+) -> None:
+    """Put our kernels in place of the device's own. Idempotent; new options replace the old.
+
+    Args:
+        device: ``"xla"`` (torch_xla), ``"tpu"`` (TorchTPU), ``"cpu"``, ``"cuda"``, or the name of the
+            PrivateUse1 backend. Every device gets the double backward of convolutions; ``xla`` gets
+            the convolutions as well; ``xla`` and ``tpu`` get the derivatives that they need mended.
+        output_padding: who enlarges a transposed convolution's input on ``xla``: ``"native"``, the
+            device's own kernel, or ``"pad"``, ours, for a kernel that does not know of it.
+        hardware: what the graph will run on, ``"cpu"``, ``"tpu"`` or ``"other"``. By default what
+            torch_xla runs on. Give it to trace on one machine what another will run.
+        derivatives: also mend other operators whose derivatives the device gets wrong.
+
+    Raises:
+        ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
+    """
+    padding = _choice("output_padding", output_padding, _C.OutputPadding)
+    _import_stack(device)
+    chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
+    _C.enable(device, _C.Options(padding, chosen, derivatives))
+
+
+def disable(device: str = "xla") -> None:
+    """Give the device its own kernels back. Idempotent."""
+    _C.disable(device)
+
+
+def is_enabled(device: str = "xla") -> bool:
+    """Whether the device has our kernels."""
+    return _C.enabled_options(device) is not None
+
+
+@contextlib.contextmanager
+def _restored(device: str) -> Iterator[None]:
+    before = _C.enabled_options(device)
+    try:
+        yield
+    finally:
+        if before is None:
+            _C.disable(device)
+        else:
+            _C.enable(device, before)
+
+
+@contextlib.contextmanager
+def enabled(
+    device: str = "xla",
+    output_padding: OutputPadding = "native",
+    hardware: Hardware | None = None,
+    *,
+    derivatives: bool = True,
+) -> Iterator[None]:
+    """A context with our kernels; what was before is there again after. Arguments as `enable`."""
+    with _restored(device):
+        enable(device, output_padding, hardware, derivatives=derivatives)
+        yield
+
+
+@contextlib.contextmanager
+def disabled(device: str = "xla") -> Iterator[None]:
+    """A context with the device's own kernels; what was before is there again after."""
+    with _restored(device):
+        disable(device)
+        yield
+
+
+def enable_installed() -> None:
+    """Enable every TPU stack that is installed, unless ``TORCH_CONVFIX=0``."""
+    if os.environ.get("TORCH_CONVFIX") == "0":
+        return
+    for device, module in _STACKS.items():
+        if importlib.util.find_spec(module) is not None:
+            enable(device)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is registered, and with which options and versions. `print` it."""
+
+    versions: dict[str, str]
+    options: dict[str, _C.Options]
+    registrations: list[_C.Registration]
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        title = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        table = Table(title=title, title_justify="left", box=None)
+        for column in ("device", "operator", "dispatch key", "ours does"):
+            table.add_column(column, no_wrap=column != "ours does")
+        for r in self.registrations:
+            table.add_row(r.device, r.op, r.dispatch_key, r.purpose)
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(table)
+            for device, options in self.options.items():
+                console.print(
+                    f"{device}: output padding {options.output_padding.name}, "
+                    f"planned for {options.hardware.name}, "
+                    f"derivatives {'mended' if options.derivatives else 'left'}"
+                )
+            if not self.options:
+                console.print("nothing is enabled")
+        return capture.get().rstrip()
+
+
+def status() -> Status:
+    """What is registered, by whom, and which versions are here."""
+    versions = {}
+    for package in ("torch-convfix", "torch", "torch_xla", "torch_tpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    registrations = _C.registrations()
+    devices = sorted({r.device for r in registrations} - {"meta"})
+    options = {device: _C.enabled_options(device) for device in devices}
+    return Status(versions, options, registrations)
