@@ -1,0 +1,29 @@
+"""Execute StableHLO on XLA:CPU through jax."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_convfix.tpu import _environment
+
+
+def execute(stablehlo: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The module's results on XLA:CPU, for CPU tensors in the order of its parameters."""
+    _environment.prepare()
+    import jax
+    import numpy as np
+    from jax._src.interpreters import mlir as jax_mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    device = jax.devices("cpu")[0]
+    with jax_mlir.make_ir_context():
+        executable = device.client.compile_and_load(
+            ir.Module.parse(stablehlo),
+            xla_client.DeviceList((device,)),
+            xla_client.CompileOptions(),
+        )
+    buffers = [jax.device_put(t.detach().numpy(), device) for t in inputs]
+    arrays = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
+    return [torch.from_numpy(np.array(a[0])) for a in arrays]
