@@ -2,10 +2,16 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/avg_pool3d.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/einsum_native.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/selu_native.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -34,6 +40,96 @@ at::Tensor max_pool3d(
     bool ceil_mode) {
   return std::get<0>(
       at::max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+// torch_xla takes self for elu's result whatever is_result says. Serves elu, selu, celu and the forms in
+// place. From elu(x) = scale * x for x > 0, else alpha * scale * (exp(input_scale * x) - 1).
+at::Tensor elu_backward(
+    const at::Tensor& grad_output,
+    const at::Scalar& alpha,
+    const at::Scalar& scale,
+    const at::Scalar& input_scale,
+    bool is_result,
+    const at::Tensor& self_or_result) {
+  const double negative_scale = alpha.toDouble() * scale.toDouble();
+  // Clamped, so that an overflow where the other branch is taken does not become zero times infinity.
+  const auto slope =
+      is_result ? self_or_result + negative_scale
+                : (self_or_result.clamp_max(0) * input_scale).exp() * negative_scale;
+  return at::where(
+      self_or_result > 0, grad_output * scale, grad_output * (slope * input_scale.toDouble()));
+}
+
+// torch_xla ignores the divisor. A window's sum is its mean times its size, once the zeros that it
+// reaches are there: those of the padding, and those past it that ceil_mode admits.
+class AvgPool {
+ public:
+  using Pool = at::Tensor(
+      const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, bool, bool,
+      std::optional<int64_t>);
+
+  AvgPool(const char* op, Pool* pool)
+      : pool_(pool),
+        stock_(c10::Dispatcher::singleton().findSchemaOrThrow(op, "").getComputedKernelForDispatchKey(
+            c10::DispatchKey::AutogradXLA)) {
+  }
+
+  at::Tensor operator()(
+      int64_t dim,
+      c10::DispatchKeySet keys,
+      const at::Tensor& self,
+      at::IntArrayRef kernel_size,
+      at::IntArrayRef stride,
+      at::IntArrayRef padding,
+      bool ceil_mode,
+      bool count_include_pad,
+      std::optional<int64_t> divisor_override) const {
+    if (!divisor_override) {
+      torch::jit::Stack stack{
+          self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override};
+      stock_.callBoxed(stock_.opHandle(), keys, &stack);
+      return std::move(stack[0]).toTensor();
+    }
+    TORCH_CHECK(*divisor_override != 0, "avg_pool: divisor_override must not be 0, got 0");
+    const auto at = [](at::IntArrayRef values, int64_t i) {
+      return values.size() == 1 ? values[0] : values[i];
+    };
+    double window = 1;
+    std::vector<int64_t> pads;
+    for (int64_t i = dim - 1; i >= 0; --i) {
+      const int64_t k = at(kernel_size, i), s = stride.empty() ? k : at(stride, i), p = at(padding, i);
+      const int64_t size = self.size(i - dim);
+      int64_t windows = (size + 2 * p - k + (ceil_mode ? s - 1 : 0)) / s + 1;
+      if (ceil_mode && (windows - 1) * s >= size + p) {
+        --windows;  // one that would start past the input
+      }
+      pads.insert(pads.end(), {p, std::max<int64_t>(p, (windows - 1) * s + k - size - p)});
+      window *= static_cast<double>(k);
+    }
+    const auto padded = at::constant_pad_nd(self, pads);
+    const auto mean = pool_(padded, kernel_size, stride, {0}, false, true, std::nullopt);
+    return mean * (window / static_cast<double>(*divisor_override));
+  }
+
+ private:
+  Pool* pool_;
+  c10::SafeKernelFunction stock_;
+};
+
+template <int64_t dim>
+torch::CppFunction make_avg_pool() {
+  const auto pool = dim == 2
+                        ? std::make_shared<AvgPool>("aten::avg_pool2d", &at::avg_pool2d)
+                        : std::make_shared<AvgPool>("aten::avg_pool3d", &at::avg_pool3d);
+  return torch::CppFunction(
+      [pool](
+          c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef kernel_size,
+          at::IntArrayRef stride, at::IntArrayRef padding, bool ceil_mode, bool count_include_pad,
+          std::optional<int64_t> divisor_override) {
+        return (*pool)(
+            dim, keys, self, kernel_size, stride, padding, ceil_mode, count_include_pad,
+            divisor_override);
+      });
 }
 
 // The losses below follow the formulas in the documentation of torch.nn.NLLLoss and CrossEntropyLoss.
@@ -146,9 +242,10 @@ torch::CppFunction make() {
       c10::CompileTimeFunctionPointer<Function, function>());
 }
 
-#define FIX(op, fault)                  \
-  DerivativeFix {                       \
-    #op, fault, make<decltype(op), &op> \
+#define MAKE(function) (make<decltype(function), &(function)>)
+#define FIX(op, fault)    \
+  DerivativeFix {         \
+    #op, fault, MAKE(op) \
   }
 
 }  // namespace
@@ -158,6 +255,12 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   static const std::vector<DerivativeFix> xla{
       FIX(max_pool2d, "the second derivative through the pooled tensor is dropped"),
       FIX(max_pool3d, "the second derivative through the pooled tensor is dropped"),
+      FIX(elu_backward, "the derivatives of elu, selu and celu are those at their result"),
+      {"selu", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu)},
+      {"selu_", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu_)},
+      {"einsum", "the second derivative is dropped", MAKE(at::native::einsum)},
+      {"avg_pool2d", "divisor_override is ignored", make_avg_pool<2>},
+      {"avg_pool3d", "divisor_override is ignored", make_avg_pool<3>},
   };
   static const std::vector<DerivativeFix> tpu{
       FIX(cross_entropy_loss, "the second derivative is dropped"),
@@ -167,5 +270,6 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
 }
 
 #undef FIX
+#undef MAKE
 
 }  // namespace torch_convfix

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.conv_cases import references
-from torch_convfix.verify.derivatives import Call, Program
+from torch_convfix.verify.derivatives import Call, Program, all_stages
 from torch_convfix.verify.devices import get_device, kernels
 from torch_convfix.verify.op_cases import function
 from torch_convfix.verify.report import error_text
-from torch_convfix.verify.worker import stages
 
 
 def check(
@@ -43,7 +42,7 @@ def check(
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         outcome = compare(
-            call, where, stages(orders + (reference is not None)), where.default_dtype()
+            call, where, all_stages(orders + (reference is not None)), where.default_dtype()
         )
     _print(outcome)
     return outcome

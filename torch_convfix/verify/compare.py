@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch_convfix.verify.derivatives import (
     VALUE,
     Call,
+    Draw,
     Failure,
     Program,
     Results,
@@ -29,12 +30,15 @@ TOLERANCES = {
     torch.float16: 5e-2,
     torch.bfloat16: 1e-1,
 }
-# Below this a result is compared with 1 in place of its own size: it may be zero but for rounding.
-_SMALL = 1e-3
+# The inputs and cotangents of a sweep are of this size: a stage whose results are all smaller may be
+# zero but for the rounding of larger terms.
+_SIZE = 1.0
 # A result smaller than this share of the largest of its stage is compared with that share.
 _SHARE = 0.1
-# How much worse than rounding its inputs a device may round a call.
+# How much worse a device may round than the CPU in the same dtype, or than its inputs were rounded;
+# a large error is never taken for rounding.
 _ROUNDINGS = 30
+_LARGEST_ROUNDING = 0.05
 
 
 @dataclass
@@ -63,8 +67,13 @@ def compare(
     stages: Sequence[str],
     dtype: torch.dtype,
     tolerance: float | None = None,
+    size: float = _SIZE,
 ) -> Outcome:
-    """Compare the stages of one call. Its floating tensors are rounded to ``dtype`` first."""
+    """Compare the stages of one call. Its floating tensors are rounded to ``dtype`` first.
+
+    Errors are relative to the largest number of a result, to a tenth of the largest of its stage, or
+    to a tenth of ``size``, whichever is largest.
+    """
     tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
     if call.must_raise:
         return _compare_refusal(call, device)
@@ -79,21 +88,24 @@ def compare(
             cotangents[name] = _cast(random_like(crc32(name.encode()), like), dtype)
         return cotangents[name].to(like.dtype)
 
-    def in_float64(tensors: Sequence[Tensor]) -> dict[str, Results | Failure]:
-        return evaluate(reference, [_cast(t, torch.float64) for t in tensors], stages, draw, vmap=False)
+    def in_float64(
+        inputs: Sequence[Tensor], draw: Draw = draw, stages: Sequence[str] = stages
+    ) -> dict[str, Results | Failure]:
+        tensors = [_cast(t, torch.float64) for t in inputs]
+        return evaluate(reference, tensors, stages, draw, vmap=False)
 
     torch.manual_seed(0)
     want = in_float64(inputs)
     if isinstance(want[VALUE], Failure):
         return Outcome(skipped=f"the CPU refuses it: {want[VALUE].line}")
     torch.manual_seed(1)
-    if _random(want[VALUE], evaluate(reference, [_cast(t, torch.float64) for t in inputs], [VALUE], draw)[VALUE]):
+    if _random(want[VALUE], in_float64(inputs, stages=[VALUE])[VALUE]):
         return Outcome(skipped="random")
 
     comparable = [s for s, result in want.items() if not isinstance(result, Failure)]
     outcome = Outcome(refused={s: r.line for s, r in want.items() if isinstance(r, Failure)})
     got = run_on(device, program, inputs, comparable, cotangents)
-    rounding: dict[str, Results | Failure] | None = None
+    roundings: list[dict[str, Results | Failure]] = []
     for stage in comparable:
         result = got.get(stage)
         if isinstance(result, Failure):
@@ -104,16 +116,33 @@ def compare(
             continue
         if result is None:  # an order after one that raised
             continue
-        error, worst = worst_error(result, want[stage])
+        error, worst = worst_error(result, want[stage], size)
         if error > tolerance and dtype != torch.float64:
-            rounding = rounding or in_float64([_perturbed(t, dtype) for t in inputs])
-            moved = rounding.get(stage)
-            if isinstance(moved, dict) and error <= _ROUNDINGS * worst_error(moved, want[stage])[0]:
-                continue  # rounding the inputs alone moves the result as much
+            roundings = roundings or [
+                in_float64(
+                    [_perturbed(t, dtype) for t in inputs],
+                    lambda name, like: _perturbed(draw(name, like), dtype),
+                ),
+                evaluate(reference, inputs, stages, draw, vmap=False),
+            ]
+            if error <= _limit(roundings, want, stage, size):
+                continue
         outcome.errors[stage] = error
         if error > tolerance:
             outcome.wrong[stage] = worst
     return outcome
+
+
+def _limit(
+    roundings: Sequence[Mapping[str, Results | Failure]],
+    want: Mapping[str, Any],
+    stage: str,
+    size: float,
+) -> float:
+    """The error that rounding alone may bring to a stage."""
+    moved = [r[stage] for r in roundings if isinstance(r.get(stage), dict)]
+    errors = [worst_error(m, want[stage], size)[0] for m in moved]  # type: ignore[arg-type]
+    return min(_ROUNDINGS * max(errors, default=0.0), _LARGEST_ROUNDING)
 
 
 def run_on(
@@ -152,9 +181,9 @@ def run_on(
     return results
 
 
-def worst_error(got: Results, want: Results) -> tuple[float, str]:
+def worst_error(got: Results, want: Results, size: float) -> tuple[float, str]:
     """The worst relative error among the results of a stage, and which one has it."""
-    scale = max([_SMALL, *(_size(t) for t in want.values())])
+    scale = max([size, *(_size(t) for t in want.values())])
     errors = {
         name: _error(got[name], t, scale) if name in got else float("inf")
         for name, t in want.items()
@@ -178,7 +207,8 @@ def _error(got: Tensor, want: Tensor, scale: float) -> float:
         return 0.0
     if not difference.isfinite().all():
         return float("inf")
-    return difference.max().item() / max(_size(want), _SHARE * scale)
+    largest = difference.max().item()
+    return largest / max(_size(want), _SHARE * scale) if largest else 0.0
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:

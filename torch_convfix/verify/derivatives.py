@@ -37,6 +37,11 @@ def order_stage(order: int) -> str:
     return f"order {order}" if order else VALUE
 
 
+def all_stages(highest: int) -> list[str]:
+    """The stages up to an order."""
+    return [*map(order_stage, range(highest + 1)), FORWARD_MODE, VMAP, VMAP_GRAD]
+
+
 @dataclass
 class Call:
     """A function and its arguments; the tensors that require a gradient are differentiated."""

@@ -102,7 +102,8 @@ class Report:
     skipped: dict[str, int] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
-    artefacts: int = 0  # wrong in a process that had run other cases, right in a new one
+    # Wrong in a process that had run other cases, and right in a new one.
+    artefacts: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[Finding]:
@@ -131,9 +132,8 @@ class Report:
             )
         if self.artefacts:
             said.append(
-                f"{self.artefacts} results were wrong in a process that had run other cases and right "
-                "in a new one, so they are not listed: another sign of state that leaks between "
-                "graphs."
+                "Wrong in a process that had run other cases and right in a new one, so not listed "
+                f"as faults; something leaks from one graph into another: {'; '.join(self.artefacts)}."
             )
         return said
 
@@ -149,6 +149,9 @@ class Report:
         parts: list[RenderableType] = []
         if self.faults:
             parts.append(_table(self.faults))
+            # Unwrapped, so that a line can be copied.
+            parts.append(Text("\nTo see each, paste its line into Python:", style="bold"))
+            parts += [Text(f.line, no_wrap=True, overflow="ignore") for f in self.faults]
         if self.apart:
             parts.append(Text("\nNot compared, for the device says so clearly:", style="bold"))
             parts += [Text(_apart_line(f)) for f in self.apart]
@@ -221,14 +224,14 @@ def _apart_line(finding: Finding) -> str:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(show_lines=True)
+    table = Table()
     table.add_column("operator", no_wrap=True)
     table.add_column("wrong")
     table.add_column("worst error", justify="right")
-    table.add_column("paste this to see it", overflow="fold", ratio=1)
+    table.add_column("cases", justify="right")
     for f in findings:
         what = f.what if f.kind is Kind.WRONG else f"{f.kind.value}: {f.what}"
         if f.kind is Kind.ACCEPTS:
             what = f.what
-        table.add_row(f.op, what, error_text(f.error), Text(f.line))
+        table.add_row(f.op, what, error_text(f.error), str(f.cases))
     return table

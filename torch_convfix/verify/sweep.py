@@ -14,8 +14,7 @@ from torch_convfix.verify.compare import Outcome
 from torch_convfix.verify.conv_cases import ConvCase
 from torch_convfix.verify.op_cases import OpCase, op_cases
 from torch_convfix.verify.report import Environment, Finding, Kind, Report
-from torch_convfix.verify.worker import Spell
-from torch_convfix.verify.workers import Death, Ready, Settings, Worker, worker
+from torch_convfix.verify.workers import Death, Ready, Settings, Spell, Worker, worker
 
 Case = ConvCase | OpCase
 Result = Outcome | Death
@@ -125,7 +124,7 @@ def _kind_and_fault(case: Case, result: Result, traced: bool) -> tuple[Kind, str
 class _Reporter:
     def __init__(self, settings: Settings, ready: Ready, timeout: float):
         self._settings, self._ready, self._timeout = settings, ready, timeout
-        self._artefacts = 0
+        self._artefacts: list[str] = []
 
     def report(self, results: list[tuple[Case, Result]]) -> Report:
         groups: dict[tuple[str, Kind, str], list[tuple[Case, Result]]] = defaultdict(list)
@@ -169,7 +168,7 @@ class _Reporter:
                     filter(None, (self._confirm(own, c, kind, fault) for c, _ in group[:4])), ""
                 )
             if not line:
-                self._artefacts += 1
+                self._artefacts.append(f"{op}, {fault}")
                 return None
         outcomes = [r for _, r in group if isinstance(r, Outcome)]
         stages: dict[str, float] = {}

@@ -5,7 +5,6 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,23 +12,9 @@ import torch
 
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.conv_cases import ConvCase
-from torch_convfix.verify.derivatives import FORWARD_MODE, VMAP, VMAP_GRAD, Call, order_stage
+from torch_convfix.verify.derivatives import Call, all_stages
 from torch_convfix.verify.devices import Device, get_device, graph_hash_fault, kernels
-from torch_convfix.verify.op_cases import OpCase
-from torch_convfix.verify.workers import Ready, Settings
-
-
-@dataclass(frozen=True)
-class Spell:
-    """Asks for the line that repeats a failing case, on inputs of few words if it fails on them."""
-
-    case: OpCase
-    redraw: bool
-
-
-def stages(highest: int) -> list[str]:
-    """The stages up to an order."""
-    return [*map(order_stage, range(highest + 1)), FORWARD_MODE, VMAP, VMAP_GRAD]
+from torch_convfix.verify.workers import Ready, Settings, Spell
 
 
 def make_runner(settings: Settings, device: Device) -> Callable[[Any], Any]:
@@ -37,7 +22,7 @@ def make_runner(settings: Settings, device: Device) -> Callable[[Any], Any]:
     dtype = getattr(torch, settings.dtype) if settings.dtype else device.default_dtype()
 
     def run(call: Call, highest: int) -> Outcome:
-        return compare(call, device, stages(highest), dtype, settings.tolerance)
+        return compare(call, device, all_stages(highest), dtype, settings.tolerance)
 
     def answer(request: Any) -> Any:
         match request:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from torch_convfix.verify.op_cases import OpCase
+
 _START_TIMEOUT = 600.0
 
 
@@ -24,6 +26,14 @@ class Settings:
     stock: bool = False
     tolerance: float | None = None
     imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spell:
+    """Asks for the line that repeats a failing case, on inputs of few words if it fails on them."""
+
+    case: OpCase
+    redraw: bool
 
 
 @dataclass
@@ -114,6 +124,10 @@ def worker(settings: Settings, timeout: float) -> Iterator[Worker]:
 
 def _environment(settings: Settings) -> dict[str, str]:
     env = dict(os.environ, OMP_NUM_THREADS="1", TORCH_CONVFIX="0")
+    if settings.device in ("xla", "tpu"):
+        # LLVM's optimizations take most of the time of a case, and change no derivative.
+        flags = env.get("XLA_FLAGS", "")
+        env["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {flags}"
     if settings.device == "xla":
         # No graph is run twice, and a cached one may be taken for another: see graph_hash_fault.
         env["XLA_COMPILATION_CACHE_SIZE"] = "1"
