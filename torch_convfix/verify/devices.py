@@ -55,7 +55,7 @@ class _TracedTPU(Device):
         from torch_convfix.tpu import torch_tpu
         from torch_convfix.tpu._jax import execute
 
-        return execute(torch_tpu.trace(body, tensors), tensors)
+        return execute(torch_tpu.trace(lambda *given: body(given), tensors), tensors)
 
     def default_dtype(self) -> torch.dtype:
         return torch.float64
@@ -73,6 +73,8 @@ def get_device(name: str) -> Device:
         _environment.prepare()
         importlib.import_module("torch_tpu")
         if not torch.accelerator.is_available():
+            # Before the first backward: the autograd engine counts the devices once.
+            importlib.import_module("torch_convfix.tpu.torch_tpu")
             return _TracedTPU(name)
     return Device(name)
 

@@ -98,6 +98,7 @@ class Report:
 
     environment: Environment
     cases: int
+    compared: int  # of these, how many gave numbers to compare
     findings: list[Finding]
     skipped: dict[str, int] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
@@ -117,8 +118,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no fault."""
-        return not self.faults
+        """Whether numbers were compared and there is no fault."""
+        return self.compared > 0 and not self.faults
 
     @property
     def warnings(self) -> list[str]:
@@ -142,7 +143,7 @@ class Report:
         e = self.environment
         found = f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)}" if self.faults else "no fault"
         return (
-            f"{found} in {self.cases} cases on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
+            f"{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
         )
 
     def __rich__(self) -> RenderableType:

@@ -149,6 +149,7 @@ class _Reporter:
         return Report(
             environment=Environment.here(self._settings, self._ready),
             cases=len(results),
+            compared=sum(isinstance(r, Outcome) and bool(r.errors) for _, r in results),
             findings=findings,
             skipped=dict(skipped),
             refused={op: sorted(stages) for op, stages in refused.items()},
