@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/slice_copy.h>
+#include <ATen/ops/view_copy.h>
 
 #include <algorithm>
 #include <numeric>
@@ -37,13 +38,21 @@ at::Tensor add_bias(const at::Tensor& t, const std::optional<at::Tensor>& bias) 
   }
   at::DimVector sizes(t.dim(), 1);
   sizes[1] = t.size(1);
-  return t + bias->reshape(sizes);
+  return t + at::view_copy(*bias, sizes);
 }
 
+// In float32 for half-precision numbers: a running bfloat16 sum of ones never exceeds 256.
 at::Tensor bias_grad(const at::Tensor& grad_output) {
   at::DimVector dims(grad_output.dim() - 1);
   std::iota(dims.begin() + 1, dims.end(), 2);
-  return grad_output.sum(dims);
+  const auto dtype = grad_output.scalar_type();
+  return c10::isReducedFloatingType(dtype)
+             ? grad_output.sum(dims, /*keepdim=*/false, at::kFloat).to(dtype)
+             : grad_output.sum(dims);
+}
+
+bool direct_input_grad(const Plan& plan) {
+  return plan.input_grad == Strategy::kDirect && !plan.phased;
 }
 
 }  // namespace
@@ -65,13 +74,13 @@ at::Tensor Overrideable::convolution(
   if (!form) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto plan = make_plan(*form, hardware_);
-  const auto strategy = transposed ? plan.input_grad : plan.forward;
-  if (left_to_stock(geometry, strategy)) {
+  const auto plan = make_plan(*form, input.scalar_type(), hardware_);
+  const bool direct = transposed ? direct_input_grad(plan) : plan.forward == Strategy::kDirect;
+  if (direct && stock_pads(geometry)) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto result = transposed ? input_grad(strategy, *form, append_zeros(*form, input), weight)
-                                 : forward(strategy, *form, input, weight);
+  const auto result = transposed ? input_grad(plan, *form, append_zeros(*form, input), weight)
+                                 : forward(plan, *form, input, weight);
   return add_bias(result, bias);
 }
 
@@ -93,24 +102,27 @@ Gradients Overrideable::convolution_backward(
   if (!form) {
     return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
   }
-  const auto plan = make_plan(*form, hardware_);
-  const auto strategy = transposed ? plan.forward : plan.input_grad;
-  const bool stock_input = !output_mask[0] || left_to_stock(geometry, strategy);
-  const bool stock_weight = !output_mask[1] || left_to_stock(geometry, plan.weight_grad);
-  if (stock_input && stock_weight) {
-    return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+  const auto plan = make_plan(*form, input.scalar_type(), hardware_);
+  const bool direct_input = transposed ? plan.forward == Strategy::kDirect : direct_input_grad(plan);
+  const bool direct_weight = plan.weight_grad == Strategy::kDirect;
+  if (stock_pads(geometry) && (direct_input || !output_mask[0]) && (direct_weight || !output_mask[1])) {
+    auto gradients = stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+    if (output_mask[2] && c10::isReducedFloatingType(grad_output.scalar_type())) {
+      std::get<2>(gradients) = bias_grad(grad_output);
+    }
+    return gradients;
   }
 
   const auto appended = transposed ? append_zeros(*form, input) : input;
   Gradients gradients;
   if (output_mask[0]) {
     std::get<0>(gradients) = transposed
-                                 ? cut_to(forward(strategy, *form, grad_output, weight), input.sizes())
-                                 : input_grad(strategy, *form, grad_output, weight);
+                                 ? cut_to(forward(plan, *form, grad_output, weight), input.sizes())
+                                 : input_grad(plan, *form, grad_output, weight);
   }
   if (output_mask[1]) {
-    std::get<1>(gradients) = transposed ? weight_grad(plan.weight_grad, *form, grad_output, appended)
-                                        : weight_grad(plan.weight_grad, *form, appended, grad_output);
+    std::get<1>(gradients) = transposed ? weight_grad(plan, *form, grad_output, appended)
+                                        : weight_grad(plan, *form, appended, grad_output);
   }
   if (output_mask[2]) {
     std::get<2>(gradients) = bias_grad(grad_output);
@@ -118,25 +130,28 @@ Gradients Overrideable::convolution_backward(
   return gradients;
 }
 
-bool Overrideable::left_to_stock(const Geometry& geometry, Strategy strategy) const {
-  return strategy == Strategy::kDirect &&
-         (!geometry.transposed || output_padding_ == OutputPadding::kNative);
+bool Overrideable::stock_pads(const Geometry& geometry) const {
+  return !geometry.transposed || output_padding_ == OutputPadding::kNative;
 }
 
 at::Tensor Overrideable::forward(
-    Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
-  return strategy == Strategy::kTaps ? lowering::taps::forward(form, x, w) : stock_.forward(form, x, w);
+    const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
+  return plan.forward == Strategy::kTaps ? lowering::taps::forward(form, x, w)
+                                         : stock_.forward(form, x, w);
 }
 
 at::Tensor Overrideable::input_grad(
-    Strategy strategy, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
-  return strategy == Strategy::kTaps ? lowering::taps::input_grad(form, g, w)
-                                     : stock_.input_grad(form, g, w);
+    const Plan& plan, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
+  const auto unphased = [&](const Form& form, const at::Tensor& g, const at::Tensor& w) {
+    return plan.input_grad == Strategy::kTaps ? lowering::taps::input_grad(form, g, w)
+                                              : stock_.input_grad(form, g, w);
+  };
+  return plan.phased ? lowering::phased::input_grad(form, g, w, unphased) : unphased(form, g, w);
 }
 
 at::Tensor Overrideable::weight_grad(
-    Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
-  switch (strategy) {
+    const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
+  switch (plan.weight_grad) {
     case Strategy::kTaps:
       return lowering::taps::weight_grad(form, x, g);
     case Strategy::kFeatureGrouped:

@@ -20,13 +20,9 @@ struct Plan {
   Strategy forward = Strategy::kDirect;
   Strategy input_grad = Strategy::kDirect;
   Strategy weight_grad = Strategy::kDirect;
-
-  bool direct() const {
-    return forward == Strategy::kDirect && input_grad == Strategy::kDirect &&
-           weight_grad == Strategy::kDirect;
-  }
+  bool phased = false;  // I by the strategy, for each residue of the stride alone
 };
 
-Plan make_plan(const Form& form, Hardware hardware);
+Plan make_plan(const Form& form, c10::ScalarType dtype, Hardware hardware);
 
 }  // namespace torch_convfix
