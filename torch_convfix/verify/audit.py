@@ -108,17 +108,17 @@ def audit(
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         recorder = _Recorder()
-        program = Program(function, (tensors,), {})
-        in_float64 = [_double(t) for t in program.tensors]
+        in_float64 = pytree.tree_map_only(Tensor, _double, tensors)
         with recorder, mock.patch.object(torch.autograd.Function, "apply", recorder.apply):
-            program(in_float64)
+            function(in_float64)
         outcome = compare(Call(function, (tensors,)), where, stages, dtype, tolerance, size=0.0)
         report = AuditReport(device, outcome, len(recorder.calls))
         inner = recorder.differentiates
         replayed = [order_stage(i) for i in range(order + inner + 1)]
         for call in recorder.calls:
             blame = _blame(call, where, replayed, dtype, tolerance, everything=not report.ok)
-            report.blamed += [blame] if blame else []
+            if blame and str(blame) not in map(str, report.blamed):
+                report.blamed.append(blame)
     return report
 
 
@@ -226,7 +226,8 @@ def _caller() -> str:
 
 
 def _double(t: Tensor) -> Tensor:
-    return t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
+    dtype = torch.float64 if t.is_floating_point() else t.dtype
+    return t.detach().to(dtype, copy=True).requires_grad_(t.requires_grad)
 
 
 def _blame(

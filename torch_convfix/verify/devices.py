@@ -67,13 +67,14 @@ def _copy(t: Tensor, device: torch.device) -> Tensor:
 
 def get_device(name: str) -> Device:
     """The device by its PyTorch name; ``tpu`` is traced where there is no TPU."""
+    # Before the first backward: the autograd engine counts the devices once.
     if name == "xla":
+        importlib.import_module("torch_xla").device()
         return _XLA(name)
     if name == "tpu":
         _environment.prepare()
         importlib.import_module("torch_tpu")
         if not torch.accelerator.is_available():
-            # Before the first backward: the autograd engine counts the devices once.
             importlib.import_module("torch_convfix.tpu.torch_tpu")
             return _TracedTPU(name)
     return Device(name)

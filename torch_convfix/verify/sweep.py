@@ -1,11 +1,14 @@
 """The sweep: every case on the device, and what is to be said of those that fail."""
 
+import itertools
 import os
+import queue
 import random
-import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +21,8 @@ from torch_convfix.verify.workers import Death, Ready, Settings, Spell, Worker, 
 
 Case = ConvCase | OpCase
 Result = Outcome | Death
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 Progress = Callable[[int, int, str], None]  # done, of how many, the operator
 
 _TIMEOUT = 180.0  # seconds a case may take
@@ -58,12 +63,19 @@ def run(
         progress: called after each case.
     """
     settings = Settings(device, dtype, orders, stock, tolerance, tuple(imports))
+    jobs = jobs or min(os.cpu_count() or 1, 4)
     with worker(settings, timeout) as first:
         ready = first.start()
         todo = _cases(ready, cases, seed, all_ops, only)
-        results = _run_all(todo, first, settings, jobs or min(os.cpu_count() or 1, 4), progress)
-    reporter = _Reporter(settings, ready, timeout)
-    return reporter.report(results)
+        count = itertools.count(1)
+
+        def run_case(own: Worker, case: Case) -> tuple[Case, Result]:
+            result = own.run(case)
+            progress(next(count), len(todo), case.op)
+            return case, result
+
+        results = _in_workers(run_case, todo, [first], settings, jobs, timeout)
+    return _Reporter(settings, ready, jobs, timeout).report(results)
 
 
 def _cases(ready: Ready, count: int, seed: int, all_ops: bool, only: str) -> list[Case]:
@@ -76,38 +88,32 @@ def _cases(ready: Ready, count: int, seed: int, all_ops: bool, only: str) -> lis
     return [case for case in every if fnmatchcase(case.op, only)]
 
 
-def _run_all(
-    todo: list[Case], first: Worker, settings: Settings, jobs: int, progress: Progress
-) -> list[tuple[Case, Result]]:
-    results: list[tuple[Case, Result]] = []
-    queue, lock = deque(todo), threading.Lock()
-    errors: list[Exception] = []
+def _in_workers(
+    work: Callable[[Worker, Item], Answer],
+    items: Sequence[Item],
+    workers: list[Worker],
+    settings: Settings,
+    jobs: int,
+    timeout: float,
+) -> list[Answer]:
+    """``work`` of every item, ``jobs`` at a time, each on a worker of its own."""
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for own in [*workers, *(Worker(settings, timeout) for _ in range(jobs - len(workers)))]:
+        idle.put(own)
 
-    def work(own: Worker) -> None:
+    def one(item: Item) -> Answer:
+        own = idle.get()
         try:
-            while True:
-                with lock:
-                    if not queue or errors:
-                        return
-                    case = queue.popleft()
-                result = own.run(case)
-                with lock:
-                    results.append((case, result))
-                    progress(len(results), len(todo), case.op)
-        except Exception as e:  # raised again by the caller's thread
-            errors.append(e)
+            return work(own, item)
         finally:
-            own.stop()
+            idle.put(own)
 
-    workers = [first, *(Worker(settings, first.timeout) for _ in range(jobs - 1))]
-    threads = [threading.Thread(target=work, args=(w,)) for w in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(one, items))
+    finally:
+        for _ in range(jobs):
+            idle.get().stop()
 
 
 def _kind_and_fault(case: Case, result: Result, traced: bool) -> tuple[Kind, str]:
@@ -122,8 +128,8 @@ def _kind_and_fault(case: Case, result: Result, traced: bool) -> tuple[Kind, str
 
 
 class _Reporter:
-    def __init__(self, settings: Settings, ready: Ready, timeout: float):
-        self._settings, self._ready, self._timeout = settings, ready, timeout
+    def __init__(self, settings: Settings, ready: Ready, jobs: int, timeout: float):
+        self._settings, self._ready, self._jobs, self._timeout = settings, ready, jobs, timeout
         self._artefacts: list[str] = []
 
     def report(self, results: list[tuple[Case, Result]]) -> Report:
@@ -140,11 +146,12 @@ class _Reporter:
                     errors[case.op][stage] = max(error, errors[case.op].get(stage, 0.0))
                 for stage in result.refused:
                     refused[case.op].add(stage)
-        findings = []
-        for (op, kind, fault), group in groups.items():
-            if kind is not Kind.RIGHT:
-                found = self._finding(op, kind, fault, group)
-                findings += [found] if found else []
+        wrong = [(key, group) for key, group in groups.items() if key[1] is not Kind.RIGHT]
+        found = _in_workers(
+            lambda own, item: self._finding(own, *item[0], item[1]),
+            wrong, [], self._settings, self._jobs, self._timeout,
+        )  # fmt: skip
+        findings = [f for f in found if f]
         findings.sort(key=lambda f: (f.kind.value, -f.error, f.op))
         return Report(
             environment=Environment.here(self._settings, self._ready),
@@ -158,16 +165,13 @@ class _Reporter:
         )
 
     def _finding(
-        self, op: str, kind: Kind, fault: str, group: list[tuple[Case, Result]]
+        self, own: Worker, op: str, kind: Kind, fault: str, group: list[tuple[Case, Result]]
     ) -> Finding | None:
         group = sorted(group, key=lambda pair: pair[0].numel)
         if kind is Kind.REFUSES or kind is Kind.NOT_TRACEABLE:
             line = self._spell(group[0][0])
         else:
-            with worker(self._settings, self._timeout) as own:
-                line = next(
-                    filter(None, (self._confirm(own, c, kind, fault) for c, _ in group[:4])), ""
-                )
+            line = next(filter(None, (self._confirm(own, c, kind, fault) for c, _ in group[:4])), "")
             if not line:
                 self._artefacts.append(f"{op}, {fault}")
                 return None
@@ -181,7 +185,7 @@ class _Reporter:
         return Finding(op, kind, fault, stages, len(group), self._line(line), detail)
 
     def _confirm(self, own: Worker, case: Case, kind: Kind, fault: str) -> str:
-        """How the case is spelled, made smaller if it can be; empty if it is right in a new process."""
+        """How the case is spelled, made smaller if it can be; empty if it is right in this process."""
 
         def fails(result: Result) -> bool:
             return _kind_and_fault(case, result, self._ready.traced) == (kind, fault)
