@@ -11,9 +11,16 @@
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/selu_native.h>
+#include <ATen/ops/slice_copy.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/accumulate.h>
+
+#include <limits>
 
 namespace torch_convfix {
 namespace {
@@ -42,6 +49,152 @@ at::Tensor max_pool3d(
       at::max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
+// The kernel that torch_xla and core have at the autograd key, fetched before ours takes its place.
+class Stock {
+ public:
+  explicit Stock(const char* op)
+      : kernel_(c10::Dispatcher::singleton().findSchemaOrThrow(op, "").getComputedKernelForDispatchKey(
+            c10::DispatchKey::AutogradXLA)) {
+  }
+
+  at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
+    kernel_.callBoxed(kernel_.opHandle(), keys, &stack);
+    return std::move(stack[0]).toTensor();
+  }
+
+ private:
+  c10::SafeKernelFunction kernel_;
+};
+
+// One entry a dimension, where the operators take one for all.
+at::DimVector spread(at::IntArrayRef values, int64_t dim) {
+  return values.size() == 1 ? at::DimVector(dim, values[0])
+                            : at::DimVector(values.begin(), values.end());
+}
+
+// Calls visit(index) for every index of a box of `sizes`, the last dimension fastest.
+template <class Visit>
+void for_each_index(at::IntArrayRef sizes, Visit visit) {
+  at::DimVector index(sizes.size(), 0);
+  const int64_t count = c10::multiply_integers(sizes);
+  for (int64_t n = 0; n < count; ++n) {
+    visit(index);
+    for (auto i = static_cast<int64_t>(sizes.size()) - 1; i >= 0 && ++index[i] == sizes[i]; --i) {
+      index[i] = 0;
+    }
+  }
+}
+
+at::Tensor pad_last(
+    const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value) {
+  std::vector<int64_t> pads;
+  for (auto i = static_cast<int64_t>(before.size()) - 1; i >= 0; --i) {
+    pads.insert(pads.end(), {before[i], after[i]});
+  }
+  return at::constant_pad_nd(t, pads, value);
+}
+
+// A max pool's gradient as selections, a linear function of grad_output that differentiates into
+// selections again. Core's derivative of the gradient asks for the indices of the maxima, which
+// torch_xla computes in a loop that visits one output at a time.
+at::Tensor select_maxima(
+    const at::Tensor& grad_output,
+    const at::Tensor& self,
+    const at::Tensor& pooled,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation) {
+  const auto dim = static_cast<int64_t>(kernel_size.size());
+  const auto size = self.sizes().slice(self.dim() - dim), out = pooled.sizes().slice(self.dim() - dim);
+  // Padded position o * stride + t * dilation is position o + t * dilation / stride of the phase
+  // t * dilation % stride; a phase has `length` positions.
+  at::DimVector length(dim), after(dim), none(dim, 0);
+  for (int64_t i = 0; i < dim; ++i) {
+    const int64_t reached = (out[i] - 1) * stride[i] + (kernel_size[i] - 1) * dilation[i] + 1;
+    length[i] = (std::max(reached, size[i] + padding[i]) + stride[i] - 1) / stride[i];
+    after[i] = length[i] * stride[i] - size[i] - padding[i];
+  }
+  const auto padded = pad_last(self, padding, after, -std::numeric_limits<double>::infinity());
+  const auto inside = pad_last(at::ones(size, self.options().dtype(at::kBool)), padding, after, false);
+  const auto met_by = [&](at::Tensor t, at::IntArrayRef tap) {
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t start = tap[i] * dilation[i];
+      t = at::slice_copy(t, i - dim, start, start + (out[i] - 1) * stride[i] + 1, stride[i]);
+    }
+    return t;
+  };
+
+  at::Tensor taken;
+  std::vector<at::Tensor> phases(c10::multiply_integers(stride));
+  for_each_index(kernel_size, [&](at::IntArrayRef tap) {
+    const auto part = met_by(padded, tap);
+    const auto maximal = ((part == pooled) | part.isnan()) & met_by(inside, tap);
+    const auto first = taken.defined() ? maximal & taken.logical_not() : maximal;
+    taken = taken.defined() ? taken | maximal : maximal;
+    at::DimVector before(dim), behind(dim);
+    int64_t phase = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t offset = tap[i] * dilation[i];
+      before[i] = offset / stride[i];
+      behind[i] = length[i] - out[i] - before[i];
+      phase = phase * stride[i] + offset % stride[i];
+    }
+    const auto chosen = at::where(first, grad_output, at::zeros_like(grad_output));
+    const auto shifted = pad_last(chosen, before, behind, 0);
+    phases[phase] = phases[phase].defined() ? phases[phase] + shifted : shifted;
+  });
+
+  // [*stride phases, *batch, *length] -> [*batch, length, phase, length, phase, ...]
+  at::DimVector sizes(self.sizes().begin(), self.sizes().end() - dim);
+  const auto batch = static_cast<int64_t>(sizes.size());
+  at::DimVector joined = sizes, order, full(stride.begin(), stride.end());
+  full.append(sizes.begin(), sizes.end());
+  full.append(length.begin(), length.end());
+  sizes.append(length.begin(), length.end());
+  for (auto& phase : phases) {
+    phase = phase.defined() ? phase : at::zeros(sizes, grad_output.options());
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    order.push_back(dim + i);
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    order.insert(order.end(), {dim + batch + i, i});
+    joined.push_back(length[i] * stride[i]);
+  }
+  auto result = at::stack(phases).reshape(full).permute(order).reshape(joined);
+  for (int64_t i = 0; i < dim; ++i) {
+    result = at::slice_copy(result, i - dim, padding[i], padding[i] + size[i]);
+  }
+  return result;
+}
+
+// Where the gradient will not be differentiated, the stock kernel; forward mode is right there too.
+template <int64_t dim>
+torch::CppFunction make_max_pool_backward() {
+  const auto stock = std::make_shared<Stock>(
+      dim == 2 ? "aten::max_pool2d_with_indices_backward" : "aten::max_pool3d_with_indices_backward");
+  return torch::CppFunction(
+      [stock](
+          c10::DispatchKeySet keys, const at::Tensor& grad_output, const at::Tensor& self,
+          at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
+          at::IntArrayRef dilation, bool ceil_mode, const at::Tensor& indices) {
+        if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || grad_output.numel() == 0) {
+          return (*stock)(
+              keys,
+              {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
+        }
+        const auto pool = dim == 2 ? &at::max_pool2d_with_indices : &at::max_pool3d_with_indices;
+        const auto input = self.detach();
+        const auto pooled =
+            std::get<0>(pool(input, kernel_size, stride, padding, dilation, ceil_mode));
+        return select_maxima(
+            grad_output, input, pooled, spread(kernel_size, dim),
+            spread(stride.empty() ? kernel_size : stride, dim), spread(padding, dim),
+            spread(dilation, dim));
+      });
+}
+
 // torch_xla takes self for elu's result whatever is_result says. Serves elu, selu, celu and the forms in
 // place. From elu(x) = scale * x for x > 0, else alpha * scale * (exp(input_scale * x) - 1).
 at::Tensor elu_backward(
@@ -68,10 +221,7 @@ class AvgPool {
       const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, bool, bool,
       std::optional<int64_t>);
 
-  AvgPool(const char* op, Pool* pool)
-      : pool_(pool),
-        stock_(c10::Dispatcher::singleton().findSchemaOrThrow(op, "").getComputedKernelForDispatchKey(
-            c10::DispatchKey::AutogradXLA)) {
+  AvgPool(const char* op, Pool* pool) : pool_(pool), stock_(op) {
   }
 
   at::Tensor operator()(
@@ -85,35 +235,31 @@ class AvgPool {
       bool count_include_pad,
       std::optional<int64_t> divisor_override) const {
     if (!divisor_override) {
-      torch::jit::Stack stack{
-          self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override};
-      stock_.callBoxed(stock_.opHandle(), keys, &stack);
-      return std::move(stack[0]).toTensor();
+      return stock_(
+          keys,
+          {self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override});
     }
     TORCH_CHECK(*divisor_override != 0, "avg_pool: divisor_override must not be 0, got 0");
-    const auto at = [](at::IntArrayRef values, int64_t i) {
-      return values.size() == 1 ? values[0] : values[i];
-    };
-    double window = 1;
-    std::vector<int64_t> pads;
-    for (int64_t i = dim - 1; i >= 0; --i) {
-      const int64_t k = at(kernel_size, i), s = stride.empty() ? k : at(stride, i), p = at(padding, i);
-      const int64_t size = self.size(i - dim);
+    const auto kernel = spread(kernel_size, dim), before = spread(padding, dim);
+    const auto step = stride.empty() ? kernel : spread(stride, dim);
+    at::DimVector after(dim);
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t k = kernel[i], s = step[i], p = before[i], size = self.size(i - dim);
       int64_t windows = (size + 2 * p - k + (ceil_mode ? s - 1 : 0)) / s + 1;
       if (ceil_mode && (windows - 1) * s >= size + p) {
         --windows;  // one that would start past the input
       }
-      pads.insert(pads.end(), {p, std::max<int64_t>(p, (windows - 1) * s + k - size - p)});
-      window *= static_cast<double>(k);
+      after[i] = std::max<int64_t>(p, (windows - 1) * s + k - size - p);
     }
-    const auto padded = at::constant_pad_nd(self, pads);
+    const auto padded = pad_last(self, before, after, 0);
     const auto mean = pool_(padded, kernel_size, stride, {0}, false, true, std::nullopt);
+    const auto window = static_cast<double>(c10::multiply_integers(kernel));
     return mean * (window / static_cast<double>(*divisor_override));
   }
 
  private:
   Pool* pool_;
-  c10::SafeKernelFunction stock_;
+  Stock stock_;
 };
 
 template <int64_t dim>
@@ -255,6 +401,10 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   static const std::vector<DerivativeFix> xla{
       FIX(max_pool2d, "the second derivative through the pooled tensor is dropped"),
       FIX(max_pool3d, "the second derivative through the pooled tensor is dropped"),
+      {"max_pool2d_with_indices_backward", "its derivative loops over every output",
+       make_max_pool_backward<2>},
+      {"max_pool3d_with_indices_backward", "its derivative loops over every output",
+       make_max_pool_backward<3>},
       FIX(elu_backward, "the derivatives of elu, selu and celu are those at their result"),
       {"selu", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu)},
       {"selu_", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu_)},

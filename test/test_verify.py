@@ -61,9 +61,10 @@ def test_shrinking_keeps_the_fault_and_drops_the_rest():
     for case in cases:
         small = conv_cases.shrink(case, fails)
         assert fails(small) and small.valid()
-        assert (small.groups, small.stride, small.size, small.kernel, small.batch) == (
-            2, (2,), (1,), (1,), 1,
-        )  # fmt: skip
+        dim = len(case.size)
+        ones = (1,) * dim
+        assert (small.groups, small.size, small.kernel, small.batch) == (2, ones, ones, 1)
+        assert small.stride == (2, *ones[1:])
 
 
 def test_random_cases_are_valid_and_the_same_for_a_seed():
@@ -167,6 +168,7 @@ def test_a_report_of_any_length(count: int):
     assert report.ok == (count == 0)
     text, page = str(report), report.to_html()
     assert text.count("nn.functional.operator_") == count
+    assert text.count("check('nn.functional.conv2d', <script>)\n") == count  # on one line
     assert page.count('class="op">nn.functional.operator_') == count
     assert "<script>" not in page and "http-equiv" not in page  # escaped, and nothing is loaded
     assert page.count("<svg") == 1

@@ -43,7 +43,10 @@ def main(args: argparse.Namespace) -> int:
     console = Console()
     before = _sweep(console, "stock", stock=True, **options) if compare else None
     report = _sweep(console, "verify", stock=stock, **options)
-    console.print(_comparison(before, report) if before else report)
+    if before:
+        console.print(_comparison(before, report))
+    else:
+        report.print(console)
     if json:
         json.write_text(report.to_json())
     if html:

@@ -221,13 +221,6 @@ _SPATIAL = ("padding", "output_padding", "stride", "dilation", "kernel", "size")
 
 
 def _smaller(case: ConvCase) -> Iterator[ConvCase]:
-    dim = len(case.size)
-    if dim > 1:
-        for i in range(dim):
-            yield replace(
-                case,
-                **{n: getattr(case, n)[:i] + getattr(case, n)[i + 1 :] for n in _SPATIAL},
-            )
     for name, least in _LEAST.items():
         value = getattr(case, name)
         if name not in _SPATIAL:
@@ -235,7 +228,7 @@ def _smaller(case: ConvCase) -> Iterator[ConvCase]:
                 if value > least:
                     yield replace(case, **{name: type(value)(less)})
             continue
-        for i in range(dim):
+        for i in range(len(value)):
             for less in dict.fromkeys((least, value[i] - 1)):
                 if value[i] > least:
                     yield replace(case, **{name: (*value[:i], less, *value[i + 1 :])})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -146,25 +146,30 @@ class Report:
             f"{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
         )
 
-    def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = []
+    def print(self, console: Console) -> None:
+        """The table, and beneath it the lines, unwrapped so that each can be copied."""
+
+        def say(text: str, style: str = "") -> None:
+            console.print(Text(text, style=style), soft_wrap=True)
+
         if self.faults:
-            parts.append(_table(self.faults))
-            # Unwrapped, so that a line can be copied.
-            parts.append(Text("\nTo see each, paste its line into Python:", style="bold"))
-            parts += [Text(f.line, no_wrap=True, overflow="ignore") for f in self.faults]
+            console.print(_table(self.faults))
+            say("\nTo see each, paste its line into Python:", "bold")
+            for f in self.faults:
+                say(f.line)
         if self.apart:
-            parts.append(Text("\nNot compared, for the device says so clearly:", style="bold"))
-            parts += [Text(_apart_line(f)) for f in self.apart]
+            say("\nNot compared: a clear error on the device, or in tracing it", "bold")
+            for op, lines in _by_op(self.apart).items():
+                say(f"{op}: {lines}")
         if self.skipped:
-            parts.append(Text("\n" + skipped_line(self.skipped)))
-        parts += [Text(f"\nwarning: {w}", style="yellow") for w in self.warnings]
-        parts.append(Text("\n" + self.summary(), style="bold green" if self.ok else "bold red"))
-        return Group(*parts)
+            say("\n" + skipped_line(self.skipped))
+        for warning in self.warnings:
+            say(f"\nwarning: {warning}", "yellow")
+        say("\n" + self.summary(), "bold green" if self.ok else "bold red")
 
     def __str__(self) -> str:
         console = Console(width=120, file=io.StringIO(), force_terminal=False)
-        console.print(self)
+        self.print(console)
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,8 +225,13 @@ def skipped_line(skipped: dict[str, int]) -> str:
     return said + (f", random ones of: {', '.join(random)}" if random else "")
 
 
-def _apart_line(finding: Finding) -> str:
-    return f"  {finding.op}, {finding.fault}: {finding.detail.strip().splitlines()[-1:] or ['']}"
+def _by_op(findings: Sequence[Finding]) -> dict[str, str]:
+    said: dict[str, list[str]] = {}
+    for f in findings:
+        said.setdefault(f.op, []).append(
+            f.fault if f.kind is Kind.REFUSES else f"{f.fault} ({f.kind.value})"
+        )
+    return {op: ", ".join(faults) for op, faults in said.items()}
 
 
 def _table(findings: Sequence[Finding]) -> Table:

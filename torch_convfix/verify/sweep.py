@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 Progress = Callable[[int, int, str], None]  # done, of how many, the operator
 
 _TIMEOUT = 180.0  # seconds a case may take
-_MOST_DEATHS_TO_SHRINK = 12  # each costs a start of the process
+_MOST_DEATHS_TO_SHRINK = 4  # each costs a start of the process
 
 
 def run(
