@@ -56,13 +56,15 @@ at::Tensor max_pool3d(
       at::max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// The kernel that torch_xla and core have at the autograd key, fetched before ours takes its place.
+// The kernel that the backend or core has at the autograd key, fetched before ours takes its place.
 class Stock {
  public:
-  explicit Stock(const char* op, const char* overload = "")
-      : kernel_(c10::Dispatcher::singleton()
-                    .findSchemaOrThrow(op, overload)
-                    .getComputedKernelForDispatchKey(c10::DispatchKey::AutogradXLA)) {
+  explicit Stock(
+      const char* op,
+      const char* overload = "",
+      c10::DispatchKey key = c10::DispatchKey::AutogradXLA)
+      : kernel_(c10::Dispatcher::singleton().findSchemaOrThrow(op, overload).getComputedKernelForDispatchKey(
+            key)) {
   }
 
   at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
@@ -440,6 +442,53 @@ torch::CppFunction make_roll() {
       });
 }
 
+at::Tensor avg_pool1d(
+    const at::Tensor& self,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    bool ceil_mode,
+    bool count_include_pad) {
+  const auto step = (stride.empty() ? kernel_size : stride)[0];
+  return at::avg_pool2d(
+             self.unsqueeze(-2), {1, kernel_size[0]}, {1, step}, {0, padding[0]}, ceil_mode,
+             count_include_pad)
+      .squeeze(-2);
+}
+
+// celu(x) = x for x > 0, else alpha * (exp(x / alpha) - 1).
+at::Tensor celu(const at::Tensor& self, const at::Scalar& alpha) {
+  TORCH_CHECK(alpha.toDouble() != 0, "celu: alpha must not be 0, got 0");
+  const auto negative = (self.clamp_max(0) / alpha).expm1() * alpha;
+  return at::where(self > 0, self, negative);
+}
+
+at::Tensor& celu_(at::Tensor& self, const at::Scalar& alpha) {
+  return self.copy_((celu)(self.clone(), alpha));
+}
+
+// The rows of padding_idx get no gradient.
+torch::CppFunction make_embedding() {
+  const auto stock = std::make_shared<Stock>("aten::embedding", "", c10::DispatchKey::AutogradPrivateUse1);
+  return torch::CppFunction(
+      [stock](
+          c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& indices,
+          c10::SymInt padding_idx, bool scale_grad_by_freq, bool sparse) {
+        // Core's forward mode lets the tangents of padding_idx through, and stock is right there.
+        const bool forward_mode = weight._fw_grad(0).defined();
+        if (scale_grad_by_freq || sparse || weight.dim() != 2 || forward_mode) {
+          return (*stock)(keys, {weight, indices, padding_idx, scale_grad_by_freq, sparse});
+        }
+        c10::SymDimVector sizes(indices.sym_sizes().begin(), indices.sym_sizes().end());
+        sizes.push_back(weight.sym_size(1));
+        const auto rows = weight.index_select(0, indices.reshape(-1)).reshape_symint(sizes);
+        if (padding_idx < 0) {
+          return rows;
+        }
+        return at::where((indices == padding_idx.expect_int()).unsqueeze(-1), rows.detach(), rows);
+      });
+}
+
 template <class Function, Function* function>
 torch::CppFunction make() {
   return torch::CppFunction::makeFromUnboxedFunction(
@@ -486,6 +535,10 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   static const std::vector<DerivativeFix> tpu{
       FIX(cross_entropy_loss, "the second derivative is dropped"),
       FIX(nll_loss_nd, "the second derivative through grad_output is dropped"),
+      FIX(avg_pool1d, "every derivative is dropped"),
+      FIX(celu, "alpha scales the result alone"),
+      FIX(celu_, "alpha scales the result alone"),
+      {"embedding", "the second derivative is dropped", make_embedding},
   };
   return device == "xla" ? xla : device == "tpu" ? tpu : none;
 }

@@ -107,13 +107,19 @@ def evaluate(
             stage = _next_order(stage)
     except Exception as e:
         results[stage] = Failure.of(e)
-    if not x or isinstance(results[VALUE], Failure):
+    if not x or isinstance(results[VALUE], Failure) or not {FORWARD_MODE, VMAP, VMAP_GRAD} & {*stages}:
         return results
     over_batches = torch.func.vmap if vmap else _loop
+    batches = _batches(x)
+    cotangents = [
+        draw(f"{name} under vmap", torch.stack([y, y]))
+        for name, y in results[VALUE].items()
+        if y.is_floating_point()
+    ]
     transforms = {
         FORWARD_MODE: lambda: _jvp(function, x, draw),
-        VMAP: lambda: over_batches(function)(*_batches(x)),
-        VMAP_GRAD: lambda: over_batches(_gradient(function, draw))(*_batches(x)),
+        VMAP: lambda: over_batches(function)(*batches),
+        VMAP_GRAD: lambda: over_batches(_gradient(function, len(x)))(*batches, *cotangents),
     }
     for stage, transform in transforms.items():
         if stage in stages:
@@ -190,9 +196,10 @@ def _loop(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[T
     return over_batches
 
 
-def _gradient(function: Callable[..., Any], draw: Draw) -> Callable[..., Sequence[Tensor]]:
-    def gradient(*x: Tensor) -> Sequence[Tensor]:
-        outputs, pullback = torch.func.vjp(lambda *x: _floating(function(*x)), *x)
-        return pullback([draw(f"output {i} under vmap", y) for i, y in enumerate(outputs)])
+def _gradient(function: Callable[..., Any], count: int) -> Callable[..., Sequence[Tensor]]:
+    def gradient(*x_and_cotangents: Tensor) -> Sequence[Tensor]:
+        x, cotangents = x_and_cotangents[:count], x_and_cotangents[count:]
+        _, pullback = torch.func.vjp(lambda *x: _floating(function(*x)), *x)
+        return pullback(list(cotangents))
 
     return gradient

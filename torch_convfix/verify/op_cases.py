@@ -21,7 +21,7 @@ adaptive_max_pool3d alpha_dropout avg_pool1d avg_pool2d avg_pool3d batch_norm bi
 binary_cross_entropy binary_cross_entropy_with_logits celu channel_shuffle conv1d conv2d conv3d
 conv_transpose1d conv_transpose2d conv_transpose3d cosine_embedding_loss cosine_similarity
 cross_entropy dropout dropout2d dropout3d elu embedding feature_alpha_dropout gaussian_nll_loss gelu
-glu grid_sample group_norm hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss
+glu group_norm hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss
 instance_norm interpolate kl_div l1_loss layer_norm leaky_relu linear local_response_norm logsigmoid
 margin_ranking_loss max_pool1d max_pool2d max_pool3d max_unpool2d mish mse_loss multi_margin_loss
 multilabel_margin_loss multilabel_soft_margin_loss nll_loss normalize pad pairwise_distance
@@ -32,9 +32,9 @@ softsign tanhshrink threshold triplet_margin_loss unfold upsample_bilinear upsam
 _TORCH = """
 abs add addbmm addmm addmv amax amin baddbmm bmm cat chunk clamp clone cumsum diag div dot einsum
 exp expand flatten flip gather index_select log log_softmax logsumexp masked_fill matmul max
-maximum mean min minimum mm mul mv norm outer permute pow reciprocal repeat reshape roll rsqrt sigmoid
+maximum mean min minimum mm mul mv outer permute pow reciprocal repeat reshape roll rsqrt sigmoid
 sign softmax split sqrt square squeeze stack std sub sum tanh tensordot transpose tril triu unbind
-unflatten unsqueeze var where linalg.vector_norm linalg.matrix_norm linalg.multi_dot inner
+unflatten unsqueeze var where linalg.vector_norm linalg.multi_dot inner
 """
 CONV_NET_OPS = frozenset(_TORCH.split()) | {f"nn.functional.{name}" for name in _NN.split()}
 # These return memory as they find it.
@@ -110,6 +110,8 @@ def _ours() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     for activation, x in (("elu", tensor(2, 3)), ("celu", tensor(2, 3)), ("selu", tensor(2, 3))):
         for fields in ({}, {"inplace": True}) + (({"alpha": 0.7},) if activation != "selu" else ()):
             yield f"nn.functional.{activation}", (x,), fields
+    for p in (1, 2, 3, float("inf"), -float("inf")):
+        yield "norm", (tensor(3, 4), p, 1), {}
     yield "einsum", ("bchw,kc->bkhw", tensor(2, 2, 3, 3), tensor(4, 2, seed=1)), {}
     yield "einsum", ("bik,bkj->bij", tensor(2, 2, 3), tensor(2, 3, 2, seed=1)), {}
 
