@@ -60,11 +60,11 @@ at::Tensor max_pool3d(
 class Stock {
  public:
   explicit Stock(
-      const char* op,
-      const char* overload = "",
-      c10::DispatchKey key = c10::DispatchKey::AutogradXLA)
-      : kernel_(c10::Dispatcher::singleton().findSchemaOrThrow(op, overload).getComputedKernelForDispatchKey(
-            key)) {
+      const char* op, const char* overload = "", c10::DispatchKey key = c10::DispatchKey::AutogradXLA)
+      : kernel_(
+            c10::Dispatcher::singleton()
+                .findSchemaOrThrow(op, overload)
+                .getComputedKernelForDispatchKey(key)) {
   }
 
   at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
@@ -184,25 +184,22 @@ template <int64_t dim>
 torch::CppFunction make_max_pool_backward() {
   const auto stock = std::make_shared<Stock>(
       dim == 2 ? "aten::max_pool2d_with_indices_backward" : "aten::max_pool3d_with_indices_backward");
-  return torch::CppFunction(
-      [stock](
-          c10::DispatchKeySet keys, const at::Tensor& grad_output, const at::Tensor& self,
-          at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
-          at::IntArrayRef dilation, bool ceil_mode, const at::Tensor& indices) {
-        if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || grad_output.numel() == 0) {
-          return (*stock)(
-              keys,
-              {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
-        }
-        const auto pool = dim == 2 ? &at::max_pool2d_with_indices : &at::max_pool3d_with_indices;
-        const auto input = self.detach();
-        const auto pooled =
-            std::get<0>(pool(input, kernel_size, stride, padding, dilation, ceil_mode));
-        return select_maxima(
-            grad_output, input, pooled, spread(kernel_size, dim),
-            spread(stride.empty() ? kernel_size : stride, dim), spread(padding, dim),
-            spread(dilation, dim));
-      });
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                                const at::Tensor& self, at::IntArrayRef kernel_size,
+                                at::IntArrayRef stride, at::IntArrayRef padding,
+                                at::IntArrayRef dilation, bool ceil_mode, const at::Tensor& indices) {
+    if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || grad_output.numel() == 0) {
+      return (*stock)(
+          keys, {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
+    }
+    const auto pool = dim == 2 ? &at::max_pool2d_with_indices : &at::max_pool3d_with_indices;
+    const auto input = self.detach();
+    const auto pooled = std::get<0>(pool(input, kernel_size, stride, padding, dilation, ceil_mode));
+    return select_maxima(
+        grad_output, input, pooled, spread(kernel_size, dim),
+        spread(stride.empty() ? kernel_size : stride, dim), spread(padding, dim), spread(dilation, dim));
+  });
 }
 
 // torch_xla takes self for elu's result whatever is_result says. Serves elu, selu, celu and the forms in
@@ -216,20 +213,25 @@ at::Tensor elu_backward(
     const at::Tensor& self_or_result) {
   const double negative_scale = alpha.toDouble() * scale.toDouble();
   // Clamped, so that an overflow where the other branch is taken does not become zero times infinity.
-  const auto slope =
-      is_result ? self_or_result + negative_scale
-                : (self_or_result.clamp_max(0) * input_scale).exp() * negative_scale;
+  const auto slope = is_result ? self_or_result + negative_scale
+                               : (self_or_result.clamp_max(0) * input_scale).exp() * negative_scale;
   return at::where(
       self_or_result > 0, grad_output * scale, grad_output * (slope * input_scale.toDouble()));
 }
 
 // torch_xla divides windows that reach over the border by something else, and leaves the divisor out of
-// the graph's hash: a pool without one then runs the program of a pool with one. A window's sum is its mean times its size, once the zeros that it
-// reaches are there: those of the padding, and those past it that ceil_mode admits.
+// the graph's hash: a pool without one then runs the program of a pool with one. A window's sum is its
+// mean times its size, once the zeros that it reaches are there: those of the padding, and those past it
+// that ceil_mode admits.
 class AvgPool {
  public:
   using Pool = at::Tensor(
-      const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, bool, bool,
+      const at::Tensor&,
+      at::IntArrayRef,
+      at::IntArrayRef,
+      at::IntArrayRef,
+      bool,
+      bool,
       std::optional<int64_t>);
 
   AvgPool(const char* op, Pool* pool) : pool_(pool), stock_(op) {
@@ -247,8 +249,7 @@ class AvgPool {
       std::optional<int64_t> divisor_override) const {
     if (!divisor_override) {
       return stock_(
-          keys,
-          {self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override});
+          keys, {self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override});
     }
     TORCH_CHECK(*divisor_override != 0, "avg_pool: divisor_override must not be 0, got 0");
     const auto kernel = spread(kernel_size, dim), before = spread(padding, dim);
@@ -275,18 +276,16 @@ class AvgPool {
 
 template <int64_t dim>
 torch::CppFunction make_avg_pool() {
-  const auto pool = dim == 2
-                        ? std::make_shared<AvgPool>("aten::avg_pool2d", &at::avg_pool2d)
-                        : std::make_shared<AvgPool>("aten::avg_pool3d", &at::avg_pool3d);
-  return torch::CppFunction(
-      [pool](
-          c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef kernel_size,
-          at::IntArrayRef stride, at::IntArrayRef padding, bool ceil_mode, bool count_include_pad,
-          std::optional<int64_t> divisor_override) {
-        return (*pool)(
-            dim, keys, self, kernel_size, stride, padding, ceil_mode, count_include_pad,
-            divisor_override);
-      });
+  const auto pool = dim == 2 ? std::make_shared<AvgPool>("aten::avg_pool2d", &at::avg_pool2d)
+                             : std::make_shared<AvgPool>("aten::avg_pool3d", &at::avg_pool3d);
+  return torch::CppFunction([pool](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                                at::IntArrayRef padding, bool ceil_mode, bool count_include_pad,
+                                std::optional<int64_t> divisor_override) {
+    return (*pool)(
+        dim, keys, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override);
+  });
 }
 
 // The losses below follow the formulas in the documentation of torch.nn.NLLLoss and CrossEntropyLoss.
@@ -420,26 +419,24 @@ torch::CppFunction make_extremum() {
 // torch_xla computes the power of an infinite order; linalg_vector_norm is right there.
 torch::CppFunction make_norm() {
   const auto stock = std::make_shared<Stock>("aten::norm", "ScalarOpt_dim");
-  return torch::CppFunction(
-      [stock](
-          c10::DispatchKeySet keys, const at::Tensor& self, const std::optional<at::Scalar>& p,
-          at::IntArrayRef dim, bool keepdim) {
-        if (p && std::isinf(p->toDouble())) {
-          return at::linalg_vector_norm(self, *p, dim, keepdim);
-        }
-        return (*stock)(keys, {self, p, dim, keepdim});
-      });
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                const std::optional<at::Scalar>& p, at::IntArrayRef dim, bool keepdim) {
+    if (p && std::isinf(p->toDouble())) {
+      return at::linalg_vector_norm(self, *p, dim, keepdim);
+    }
+    return (*stock)(keys, {self, p, dim, keepdim});
+  });
 }
 
 // torch_xla divides by the size of an empty dimension.
 torch::CppFunction make_roll() {
   const auto stock = std::make_shared<Stock>("aten::roll");
-  return torch::CppFunction(
-      [stock](
-          c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef shifts,
-          at::IntArrayRef dims) {
-        return self.sym_numel() == 0 ? self.clone() : (*stock)(keys, {self, shifts, dims});
-      });
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                c10::SymIntArrayRef shifts, at::IntArrayRef dims) {
+    return self.sym_numel() == 0 ? self.clone() : (*stock)(keys, {self, shifts, dims});
+  });
 }
 
 at::Tensor avg_pool1d(
@@ -469,24 +466,25 @@ at::Tensor& celu_(at::Tensor& self, const at::Scalar& alpha) {
 
 // The rows of padding_idx get no gradient.
 torch::CppFunction make_embedding() {
-  const auto stock = std::make_shared<Stock>("aten::embedding", "", c10::DispatchKey::AutogradPrivateUse1);
-  return torch::CppFunction(
-      [stock](
-          c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& indices,
-          c10::SymInt padding_idx, bool scale_grad_by_freq, bool sparse) {
-        // Core's forward mode lets the tangents of padding_idx through, and stock is right there.
-        const bool forward_mode = weight._fw_grad(0).defined();
-        if (scale_grad_by_freq || sparse || weight.dim() != 2 || forward_mode) {
-          return (*stock)(keys, {weight, indices, padding_idx, scale_grad_by_freq, sparse});
-        }
-        c10::SymDimVector sizes(indices.sym_sizes().begin(), indices.sym_sizes().end());
-        sizes.push_back(weight.sym_size(1));
-        const auto rows = weight.index_select(0, indices.reshape(-1)).reshape_symint(sizes);
-        if (padding_idx < 0) {
-          return rows;
-        }
-        return at::where((indices == padding_idx.expect_int()).unsqueeze(-1), rows.detach(), rows);
-      });
+  const auto stock =
+      std::make_shared<Stock>("aten::embedding", "", c10::DispatchKey::AutogradPrivateUse1);
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& weight,
+                                const at::Tensor& indices, c10::SymInt padding_idx,
+                                bool scale_grad_by_freq, bool sparse) {
+    // Core's forward mode lets the tangents of padding_idx through, and stock is right there.
+    const bool forward_mode = weight._fw_grad(0).defined();
+    if (scale_grad_by_freq || sparse || weight.dim() != 2 || forward_mode) {
+      return (*stock)(keys, {weight, indices, padding_idx, scale_grad_by_freq, sparse});
+    }
+    c10::SymDimVector sizes(indices.sym_sizes().begin(), indices.sym_sizes().end());
+    sizes.push_back(weight.sym_size(1));
+    const auto rows = weight.index_select(0, indices.reshape(-1)).reshape_symint(sizes);
+    if (padding_idx < 0) {
+      return rows;
+    }
+    return at::where((indices == padding_idx.expect_int()).unsqueeze(-1), rows.detach(), rows);
+  });
 }
 
 template <class Function, Function* function>
@@ -496,8 +494,8 @@ torch::CppFunction make() {
 }
 
 #define MAKE(function) (make<decltype(function), &(function)>)
-#define FIX(op, fault)    \
-  DerivativeFix {         \
+#define FIX(op, fault)   \
+  DerivativeFix {        \
     #op, fault, MAKE(op) \
   }
 

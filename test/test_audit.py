@@ -29,5 +29,3 @@ def test_inner_modules_keep_their_buffers():
     report = audit(lambda m, x: m(x).pow(3).sum(), model, images(), device="cpu")
     assert report.ok, str(report)
     assert torch.equal(model[1].running_mean, before)
-
-

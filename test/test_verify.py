@@ -28,7 +28,9 @@ def in_two_dimensions() -> list[conv_cases.ConvCase]:
 
 
 def wrong_cases() -> list[tuple[conv_cases.ConvCase, Outcome]]:
-    results = [(c, compare(c.call(), CPU, all_stages(2), torch.float64)) for c in in_two_dimensions()]
+    results = [
+        (c, compare(c.call(), CPU, all_stages(2), torch.float64)) for c in in_two_dimensions()
+    ]
     return [(c, outcome) for c, outcome in results if outcome.wrong]
 
 
@@ -72,9 +74,7 @@ def test_random_cases_are_valid_and_the_same_for_a_seed():
     assert first == second
     for case in first:
         call = case.call()
-        assert torch.allclose(
-            call.fn(*call.args), call.reference(*call.args), rtol=1e-9, atol=1e-9
-        )
+        assert torch.allclose(call.fn(*call.args), call.reference(*call.args), rtol=1e-9, atol=1e-9)
 
 
 def test_a_dropped_term_is_an_error_and_a_random_call_is_skipped():
@@ -120,9 +120,12 @@ def test_a_death_is_a_result_and_the_next_case_runs(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_that_does_not_start_says_why():
-    with worker(Settings("cpu", imports=("no_such_module",)), timeout=100) as own:
-        with pytest.raises(RuntimeError, match="no_such_module"):
-            own.start()
+    settings = Settings("cpu", imports=("no_such_module",))
+    with (
+        worker(settings, timeout=100) as own,
+        pytest.raises(RuntimeError, match="no_such_module"),
+    ):
+        own.start()
 
 
 @pytest.mark.slow

@@ -12,7 +12,13 @@ from torch import Tensor
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-SIGN, FLIP, GROUPS, PADDING, BIAS = "sign", "flipped kernel", "swapped groups", "lost padding", "bias"
+SIGN, FLIP, GROUPS, PADDING, BIAS = (
+    "sign",
+    "flipped kernel",
+    "swapped groups",
+    "lost padding",
+    "bias",
+)
 
 
 def _flip(w: Tensor) -> Tensor:

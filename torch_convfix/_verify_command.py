@@ -17,7 +17,9 @@ from torch_convfix.verify.sweep import run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `torch_convfix.verify.run`, and where the report goes."""
     add = parser.add_argument
-    add("--device", default="xla", help="xla, cpu, cuda, tpu (traced if there is none) or a backend")
+    add(
+        "--device", default="xla", help="xla, cpu, cuda, tpu (traced if there is none) or a backend"
+    )
     add("--import", dest="imports", action="append", default=[], metavar="MODULE",
         help="a module to import first; may be repeated")  # fmt: skip
     add("--dtype", default="", help="of the inputs, as float32")
@@ -25,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cases", type=int, default=40, help="how many random convolutions")
     add("--seed", type=int, default=0, help="of the random convolutions")
     add("--tolerance", type=float, help="relative error from which a result is wrong")
-    add("--only", default="*", metavar="PATTERN", help="operators to take, as 'nn.functional.*pool*'")
+    add(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="operators to take, as 'nn.functional.*pool*'",
+    )
     add("--all", dest="all_ops", action="store_true", help="all of PyTorch's operator database")
     add("--jobs", type=int, help="processes at a time")
     add("--timeout", type=float, default=180.0, help="seconds a case may take")
@@ -73,6 +80,9 @@ def _comparison(stock: Report, ours: Report) -> Table:
         cells = []
         for report in (stock, ours):
             own = [f for f in report.faults if f.op == op]
-            cells += ["\n".join(f.what for f in own) or "-", "\n".join(error_text(f.error) for f in own)]
+            cells += [
+                "\n".join(f.what for f in own) or "-",
+                "\n".join(error_text(f.error) for f in own),
+            ]
         table.add_row(op, *cells)
     return table

@@ -21,7 +21,7 @@ ROWS = {
     "avg_pool1d": ("order 1", "'nn.functional.avg_pool1d', tensor(1, 2, 9), 3"),
     "celu": ("value", "'nn.functional.celu', tensor(2, 3), 0.7"),
     "embedding": (
-        "order 2", f"lambda w: torch.nn.functional.embedding({_LABELS}, w), tensor(3, 4)"
+        "order 2", f"lambda w, i: torch.nn.functional.embedding(i, w), tensor(3, 4), {_LABELS}"
     ),
 }  # fmt: skip
 LEDGER = pathlib.Path(__file__).parents[2] / "docs" / "derivative-faults.md"

@@ -29,5 +29,3 @@ def test_finds_a_custom_function_that_is_wrong_on_the_device():
     x = torch.rand(3, requires_grad=True)
     report = audit(planted(WrongOnTheDevice), x, device="xla", order=1)
     assert names(report) == {"WrongOnTheDevice"}, str(report)
-
-

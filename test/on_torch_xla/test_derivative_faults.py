@@ -37,8 +37,24 @@ ROWS = [
     row("diag", "forward mode", torch.diag, tensor(3)),
     row("kl_div", "forward mode", F.kl_div, tensor(2), tensor(2, low=0.1, seed=1), reduction="sum"),
     row("std", "forward mode", torch.std, tensor(5), 0),
-    row("avg_pool2d", "value", F.avg_pool2d, tensor(1, 1, 5, 5), 2, ceil_mode=True, divisor_override=3),
-    row("avg_pool3d", "value", F.avg_pool3d, tensor(1, 1, 5, 5, 5), 2, ceil_mode=True, divisor_override=3),
+    row(
+        "avg_pool2d",
+        "value",
+        F.avg_pool2d,
+        tensor(1, 1, 5, 5),
+        2,
+        ceil_mode=True,
+        divisor_override=3,
+    ),
+    row(
+        "avg_pool3d",
+        "value",
+        F.avg_pool3d,
+        tensor(1, 1, 5, 5, 5),
+        2,
+        ceil_mode=True,
+        divisor_override=3,
+    ),
     row("amax", "value", torch.amax, tensor(3)),
     row("amin", "value", torch.amin, tensor(3)),
     row("norm", "value", torch.norm, tensor(3), -float("inf")),
@@ -96,7 +112,9 @@ def test_max_pools_of_every_kind(fields: dict, ties: bool):
 
 def test_an_avg_pool_with_a_divisor_reaches_past_its_padding():
     call = Call(
-        F.avg_pool2d, (tensor(1, 2, 5, 4), (3, 2), 2, 1), {"ceil_mode": True, "divisor_override": -5}
+        F.avg_pool2d,
+        (tensor(1, 2, 5, 4), (3, 2), 2, 1),
+        {"ceil_mode": True, "divisor_override": -5},
     )
     assert not outcome(call, stock=False).wrong
 

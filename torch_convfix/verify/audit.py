@@ -15,7 +15,14 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from torch_convfix.verify.compare import Outcome, compare
-from torch_convfix.verify.derivatives import VALUE, Call, Program, evaluate, order_stage, random_like
+from torch_convfix.verify.derivatives import (
+    VALUE,
+    Call,
+    Program,
+    evaluate,
+    order_stage,
+    random_like,
+)
 from torch_convfix.verify.devices import Device, get_device, kernels
 from torch_convfix.verify.report import error_text
 
@@ -65,7 +72,9 @@ class AuditReport:
             verdict = f"WRONG by {error_text(error)}" if stage in self.outcome.wrong else "right"
             lines.append(f"{stage}: {verdict}")
         lines += [f"{stage}: raises {line}" for stage, line in self.outcome.raised.items()]
-        lines += [f"{stage}: the CPU refuses: {line}" for stage, line in self.outcome.refused.items()]
+        lines += [
+            f"{stage}: the CPU refuses: {line}" for stage, line in self.outcome.refused.items()
+        ]
         if self.outcome.skipped:
             lines.append(f"not compared: {self.outcome.skipped}")
         lines += [f"to blame: {blame}" for blame in self.blamed]
@@ -128,7 +137,9 @@ def _as_function(
     """``fn`` as a function of tensors alone: a module becomes its parameters and buffers."""
     parts = [fn, *inputs]
     states = [
-        dict([*part.named_parameters(), *part.named_buffers()]) if isinstance(part, nn.Module) else part
+        dict([*part.named_parameters(), *part.named_buffers()])
+        if isinstance(part, nn.Module)
+        else part
         for part in parts[1:]
     ]
     own = dict([*fn.named_parameters(), *fn.named_buffers()]) if isinstance(fn, nn.Module) else {}
@@ -181,7 +192,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.calls: list[_Recorded] = []
         self.differentiates = 0  # how deep: the orders that the function takes itself
-        self._apply = torch.autograd.Function.apply.__func__
+        self._apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
         recorder = self
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -274,7 +285,10 @@ def _against_differences(call: _Recorded) -> Outcome:
     got = sum((gradients[f"input {i}"] * directions[i]).sum() for i in moved)
 
     def value(step: float) -> Tensor:
-        at = [t.detach() + step * directions[i] if i in directions else t for i, t in enumerate(tensors)]
+        at = [
+            t.detach() + step * directions[i] if i in directions else t
+            for i, t in enumerate(tensors)
+        ]
         outputs = evaluate(program, at, [VALUE], draw)[VALUE]
         assert isinstance(outputs, dict)
         return sum(

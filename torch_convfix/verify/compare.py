@@ -100,7 +100,9 @@ def compare(
     if isinstance(want[VALUE], Failure):
         return Outcome(skipped=f"the CPU refuses it: {want[VALUE].line}")
     torch.manual_seed(1)
-    with mock.patch.object(torch, "manual_seed", _other_seed):  # the database's samples seed themselves
+    with mock.patch.object(
+        torch, "manual_seed", _other_seed
+    ):  # the database's samples seed themselves
         again = in_float64(inputs, stages=[VALUE])[VALUE]
     if _random(want[VALUE], again):
         return Outcome(skipped="random")

@@ -65,9 +65,14 @@ class ConvCase:
 
     def arguments(self) -> tuple[object, ...]:
         """The positional arguments of the PyTorch function."""
-        channels_in, channels_out = self.groups * self.in_per_group, self.groups * self.out_per_group
+        channels_in, channels_out = (
+            self.groups * self.in_per_group,
+            self.groups * self.out_per_group,
+        )
         weight = (
-            (channels_in, self.out_per_group) if self.transposed else (channels_out, self.in_per_group)
+            (channels_in, self.out_per_group)
+            if self.transposed
+            else (channels_out, self.in_per_group)
         )
         dtype = getattr(torch, self.weight_dtype or "float64")
         w = tensor(*weight, *self.kernel, seed=self.seed + 1, dtype=dtype)
@@ -77,8 +82,11 @@ class ConvCase:
             tensor(channels_out, seed=self.seed + 2) if self.bias else None,
             self.stride,
             self.padding,
-            *((self.output_padding, self.groups, self.dilation) if self.transposed else
-              (self.dilation, self.groups)),
+            *(
+                (self.output_padding, self.groups, self.dilation)
+                if self.transposed
+                else (self.dilation, self.groups)
+            ),
         )
 
     def call(self) -> Call:
@@ -105,7 +113,9 @@ def _formula(transposed: bool, dim: int) -> Callable[..., Tensor]:
         x = input if batched else input.unsqueeze(0)
         if padding == "same":
             total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-            x = torch.nn.functional.pad(x, [p for n in reversed(total) for p in (n // 2, n - n // 2)])
+            x = torch.nn.functional.pad(
+                x, [p for n in reversed(total) for p in (n // 2, n - n // 2)]
+            )
         padding = spread(0 if isinstance(padding, str) else padding)
         y = reference.conv(
             x, weight, bias, stride, padding, dilation, groups, transposed, output_padding
@@ -175,8 +185,15 @@ def declared() -> Iterator[ConvCase]:
         ):
             yield _case(dim, max(size - 2, 2), transposed=True, **kind)
     yield _case(2, (6, 4), kernel=(3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2))
-    yield _case(2, (3, 4), transposed=True, kernel=(3, 2), stride=(1, 2), dilation=(2, 1),
-                output_padding=(1, 1))
+    yield _case(
+        2,
+        (3, 4),
+        transposed=True,
+        kernel=(3, 2),
+        stride=(1, 2),
+        dilation=(2, 1),
+        output_padding=(1, 1),
+    )
     refused = {"must_raise": True}
     yield _case(2, out_per_group=0, **refused)
     yield _case(2, out_per_group=0, transposed=True, **refused)

@@ -67,7 +67,9 @@ class Program:
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor.clone()  # a call in place must not reach the caller's tensors
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        outputs = [t for t in pytree.tree_leaves(self._fn(*args, **kwargs)) if isinstance(t, Tensor)]
+        outputs = [
+            t for t in pytree.tree_leaves(self._fn(*args, **kwargs)) if isinstance(t, Tensor)
+        ]
         return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in outputs]
 
 
@@ -107,7 +109,11 @@ def evaluate(
             stage = _next_order(stage)
     except Exception as e:
         results[stage] = Failure.of(e)
-    if not x or isinstance(results[VALUE], Failure) or not {FORWARD_MODE, VMAP, VMAP_GRAD} & {*stages}:
+    if (
+        not x
+        or isinstance(results[VALUE], Failure)
+        or not {FORWARD_MODE, VMAP, VMAP_GRAD} & {*stages}
+    ):
         return results
     over_batches = torch.func.vmap if vmap else _loop
     batches = _batches(x)

@@ -96,9 +96,7 @@ def graph_hash_fault() -> bool:
     import torch_xla
 
     def second_gradients(device: torch.device) -> list[Tensor]:
-        x, y = (
-            torch.arange(1.0, 4.0, device=device).mul(s).requires_grad_() for s in (0.3, 0.7)
-        )
+        x, y = (torch.arange(1.0, 4.0, device=device).mul(s).requires_grad_() for s in (0.3, 0.7))
         first = torch.autograd.grad(torch.sin(x * y).sum(), [x, y], create_graph=True)
         if device.type == "xla":
             torch_xla.sync()

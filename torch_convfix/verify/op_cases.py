@@ -167,9 +167,13 @@ def _features(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[tuple[str, s
     def kind(value: Any) -> str:
         if isinstance(value, Tensor):
             return f"{value.dim()}-d{' empty' * (value.numel() == 0)} {value.is_floating_point()}"
-        return repr(value) if not isinstance(value, (list, tuple)) else str([kind(v) for v in value])
+        return (
+            repr(value) if not isinstance(value, (list, tuple)) else str([kind(v) for v in value])
+        )
 
-    return {(str(i), kind(a)) for i, a in enumerate(args)} | {(k, kind(v)) for k, v in kwargs.items()}
+    return {(str(i), kind(a)) for i, a in enumerate(args)} | {
+        (k, kind(v)) for k, v in kwargs.items()
+    }
 
 
 def _numel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

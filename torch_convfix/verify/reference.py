@@ -4,6 +4,7 @@ order by ordinary autograd (PyTorch's own CPU convolution does not: the third de
 transposed convolution with output padding raises there)."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ def _plain(x: Tensor, w: Tensor, stride, padding, dilation, groups: int) -> Tens
         (x.shape[i + 2] - dilation[i] * (w.shape[i + 2] - 1) - 1) // stride[i] + 1
         for i in range(dim)
     ]
-    y = 0
+    y = x.new_zeros(())
     for tap in itertools.product(*(range(k) for k in w.shape[2:])):
         part, weight = x, w
         for i in range(dim):
@@ -57,7 +58,7 @@ def conv(
         ]
         # Output padding enlarges the result, and can leave positions that no input reaches.
         out = x.new_zeros(x.shape[0], w.shape[1] * groups, *size)
-        keep = (..., *(slice(0, n) for n in x.shape[2:]))
+        keep: Any = (..., *(slice(0, n) for n in x.shape[2:]))
         _, transpose = torch.func.vjp(
             lambda out: _plain(out, w, stride, padding, dilation, groups)[keep], out
         )

@@ -141,10 +141,12 @@ class Report:
     def summary(self) -> str:
         """One line."""
         e = self.environment
-        found = f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)}" if self.faults else "no fault"
-        return (
-            f"{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
+        found = (
+            f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)}"
+            if self.faults
+            else "no fault"
         )
+        return f"{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
 
     def print(self, console: Console) -> None:
         """The table, and beneath it the lines, unwrapped so that each can be copied."""

@@ -38,9 +38,7 @@ def redrawn(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         if not t.is_floating_point() or not t.numel() or not t.isfinite().all():
             return t
         low, high = (float(f"{v:.3g}") for v in (t.min().item(), t.max().item()))
-        return tensor(
-            *t.shape, low=low, high=high, seed=next(seeds), requires_grad=t.requires_grad
-        )
+        return tensor(*t.shape, low=low, high=high, seed=next(seeds), requires_grad=t.requires_grad)
 
     return pytree.tree_map_only(Tensor, redraw, (tuple(args), dict(kwargs)))
 

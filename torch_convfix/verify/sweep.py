@@ -138,7 +138,8 @@ class _Reporter:
         errors: dict[str, dict[str, float]] = defaultdict(dict)
         refused: dict[str, set[str]] = defaultdict(set)
         for case, result in results:
-            groups[case.op, *_kind_and_fault(case, result, self._ready.traced)].append((case, result))
+            kind, fault = _kind_and_fault(case, result, self._ready.traced)
+            groups[case.op, kind, fault].append((case, result))
             if isinstance(result, Outcome):
                 if result.skipped:
                     skipped[f"{case.op}: {result.skipped}"] += 1
@@ -171,7 +172,9 @@ class _Reporter:
         if kind is Kind.REFUSES or kind is Kind.NOT_TRACEABLE:
             line = self._spell(group[0][0])
         else:
-            line = next(filter(None, (self._confirm(own, c, kind, fault) for c, _ in group[:4])), "")
+            line = next(
+                filter(None, (self._confirm(own, c, kind, fault) for c, _ in group[:4])), ""
+            )
             if not line:
                 self._artefacts.append(f"{op}, {fault}")
                 return None

@@ -65,7 +65,7 @@ class Worker:
 
     def start(self) -> Ready:
         """Start the process; raises RuntimeError, with what it wrote, if it does not come up."""
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
         self._connection, other = Pipe()
         with other:
             self._process = subprocess.Popen(
@@ -111,7 +111,9 @@ class Worker:
         self.stop()
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").splitlines()
-        return Death(how, "\n".join([line.strip() for line in lines if line.strip()][-_KEPT_LINES:]))
+        return Death(
+            how, "\n".join([line.strip() for line in lines if line.strip()][-_KEPT_LINES:])
+        )
 
 
 @contextlib.contextmanager
