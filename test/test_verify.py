@@ -34,7 +34,16 @@ def wrong_cases() -> list[tuple[conv_cases.ConvCase, Outcome]]:
     return [(c, outcome) for c, outcome in results if outcome.wrong]
 
 
-@pytest.mark.parametrize("name", wrong_kernels.MUTATIONS)
+QUICK = ("F, flipped kernel", "I, sign", "W, bias", "double backward, swapped groups")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in wrong_kernels.MUTATIONS
+    ],
+)
 def test_a_wrong_kernel_is_found(name: str):
     with wrong_kernels.registered(name):
         found = wrong_cases()
