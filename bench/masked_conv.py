@@ -20,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
+import torch_convfix
 from torch_convfix.nn import MaskedConv2d, causal_mask
 
 LAYERS = {  # channels in, out, image, batch
@@ -153,7 +154,8 @@ def main() -> None:
             ours, usual = (flops(compiled(forward(layer, at), None)) for layer in lazy)
             row[3] = f"{ours / usual:.3f}"
             if args.tpu:
-                ours, usual = (cycles(compiled(step(layer, at), args.tpu)) for layer in lazy)
+                with torch_convfix.enabled("xla", hardware="tpu"):
+                    ours, usual = (cycles(compiled(step(layer, at), args.tpu)) for layer in lazy)
                 row[6] = f"{ours / usual:.2f} ({usual:,})"
         table.add_row(*row)
     console.print(table)
