@@ -65,13 +65,13 @@ at::Tensor Overrideable::convolution(
   if (!form) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto plan = make_plan(*form, hardware_);
-  const auto strategy = transposed ? plan.input_grad : plan.forward;
-  if (left_to_stock(geometry, strategy)) {
+  const auto plan = make_plan(*form, planner_);
+  const auto& choice = transposed ? plan.input_grad : plan.forward;
+  if (left_to_stock(geometry, choice.strategy)) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto result = transposed ? input_grad(strategy, *form, append_zeros(*form, input), weight)
-                                 : forward(strategy, *form, input, weight);
+  const auto result = transposed ? input_grad(choice, *form, append_zeros(*form, input), weight)
+                                 : forward(choice, *form, input, weight);
   return add_bias(result, bias);
 }
 
@@ -93,10 +93,10 @@ Gradients Overrideable::convolution_backward(
   if (!form) {
     return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
   }
-  const auto plan = make_plan(*form, hardware_);
-  const auto strategy = transposed ? plan.forward : plan.input_grad;
-  const bool stock_input = !output_mask[0] || left_to_stock(geometry, strategy);
-  const bool stock_weight = !output_mask[1] || left_to_stock(geometry, plan.weight_grad);
+  const auto plan = make_plan(*form, planner_);
+  const auto& choice = transposed ? plan.forward : plan.input_grad;
+  const bool stock_input = !output_mask[0] || left_to_stock(geometry, choice.strategy);
+  const bool stock_weight = !output_mask[1] || left_to_stock(geometry, plan.weight_grad.strategy);
   if (stock_input && stock_weight) {
     return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
   }
@@ -105,8 +105,8 @@ Gradients Overrideable::convolution_backward(
   Gradients gradients;
   if (output_mask[0]) {
     std::get<0>(gradients) = transposed
-                                 ? cut_to(forward(strategy, *form, grad_output, weight), input.sizes())
-                                 : input_grad(strategy, *form, grad_output, weight);
+                                 ? cut_to(forward(choice, *form, grad_output, weight), input.sizes())
+                                 : input_grad(choice, *form, grad_output, weight);
   }
   if (output_mask[1]) {
     std::get<1>(gradients) = transposed ? weight_grad(plan.weight_grad, *form, grad_output, appended)
@@ -124,27 +124,41 @@ bool Overrideable::left_to_stock(const Geometry& geometry, Strategy strategy) co
 }
 
 at::Tensor Overrideable::forward(
-    Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
-  return strategy == Strategy::kTaps ? lowering::taps::forward(form, x, w) : stock_.forward(form, x, w);
+    const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
+  switch (choice.strategy) {
+    case Strategy::kTaps:
+      return lowering::taps::forward(form, x, w);
+    case Strategy::kMerged:
+      return lowering::merged::forward(stock_, form, choice.merge, x, w);
+    default:
+      return stock_.forward(form, x, w);
+  }
 }
 
 at::Tensor Overrideable::input_grad(
-    Strategy strategy, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
-  return strategy == Strategy::kTaps ? lowering::taps::input_grad(form, g, w)
-                                     : stock_.input_grad(form, g, w);
+    const Choice& choice, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
+  switch (choice.strategy) {
+    case Strategy::kTaps:
+      return lowering::taps::input_grad(form, g, w);
+    case Strategy::kMerged:
+      return lowering::merged::input_grad(stock_, form, choice.merge, g, w);
+    default:
+      return stock_.input_grad(form, g, w);
+  }
 }
 
 at::Tensor Overrideable::weight_grad(
-    Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
-  switch (strategy) {
+    const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
+  switch (choice.strategy) {
     case Strategy::kTaps:
       return lowering::taps::weight_grad(form, x, g);
     case Strategy::kFeatureGrouped:
       return lowering::feature_grouped::weight_grad(stock_, form, x, g);
-    case Strategy::kDirect:
-      break;
+    case Strategy::kMerged:
+      return lowering::merged::weight_grad(stock_, form, choice.merge, x, g);
+    default:
+      return stock_.weight_grad(form, x, g);
   }
-  return stock_.weight_grad(form, x, g);
 }
 
 }  // namespace torch_convfix

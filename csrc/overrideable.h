@@ -14,8 +14,8 @@ enum class OutputPadding {
 // The two operators that ATen leaves to backends, on top of a backend's stock kernels.
 class Overrideable {
  public:
-  Overrideable(c10::DispatchKey key, OutputPadding output_padding, Hardware hardware)
-      : stock_(key), output_padding_(output_padding), hardware_(hardware) {
+  Overrideable(c10::DispatchKey key, OutputPadding output_padding, const PlannerOptions& planner)
+      : stock_(key), output_padding_(output_padding), planner_(planner) {
   }
 
   at::Tensor convolution(
@@ -43,16 +43,16 @@ class Overrideable {
 
  private:
   at::Tensor forward(
-      Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& w) const;
+      const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& w) const;
   at::Tensor input_grad(
-      Strategy strategy, const Form& form, const at::Tensor& g, const at::Tensor& w) const;
+      const Choice& choice, const Form& form, const at::Tensor& g, const at::Tensor& w) const;
   at::Tensor weight_grad(
-      Strategy strategy, const Form& form, const at::Tensor& x, const at::Tensor& g) const;
+      const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& g) const;
   bool left_to_stock(const Geometry& geometry, Strategy strategy) const;
 
   StockKernels stock_;
   OutputPadding output_padding_;
-  Hardware hardware_;
+  PlannerOptions planner_;
 };
 
 }  // namespace torch_convfix

@@ -30,10 +30,22 @@ Plan make_cpu_plan(const Form& form) {
   return plan;
 }
 
+Plan make_merged_plan(const Form& form, int64_t forced) {
+  Plan plan;
+  if (forced > 1 && form.groups % forced == 0) {
+    const Choice merged(Strategy::kMerged, forced);
+    plan = {merged, merged, merged};
+  }
+  return plan;
+}
+
 }  // namespace
 
-Plan make_plan(const Form& form, Hardware hardware) {
-  return hardware == Hardware::kCPU ? make_cpu_plan(form) : Plan{};
+Plan make_plan(const Form& form, const PlannerOptions& options) {
+  if (options.grouped == Grouped::kMerge && options.hardware == Hardware::kTPU) {
+    return make_merged_plan(form, options.merge);
+  }
+  return options.hardware == Hardware::kCPU ? make_cpu_plan(form) : Plan{};
 }
 
 }  // namespace torch_convfix

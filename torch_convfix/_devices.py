@@ -13,6 +13,7 @@ from torch_convfix import _C
 
 OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
+Grouped = Literal["direct", "merge"]
 
 _STACKS = {"xla": "torch_xla", "tpu": "torch_tpu"}
 
@@ -46,6 +47,7 @@ def enable(
     hardware: Hardware | None = None,
     *,
     derivatives: bool = True,
+    grouped: Grouped | None = None,
 ) -> None:
     """Put our kernels in place of the device's own. Idempotent; new options replace the old.
 
@@ -58,6 +60,10 @@ def enable(
         hardware: what the graph will run on, ``"cpu"``, ``"tpu"`` or ``"other"``. By default what
             torch_xla runs on. Give it to trace on one machine what another will run.
         derivatives: also mend other operators whose derivatives the device gets wrong.
+        grouped: ``"merge"`` computes neighbouring groups of a convolution on ``xla`` as one, with
+            zeros between them, where the TPU compiler's estimate is lower for it. A NaN or Inf in
+            one group then makes NaN of the others of its merge, so the default is ``"direct"``, or
+            the environment's ``TORCH_CONVFIX_GROUPED``.
 
     Raises:
         ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
@@ -65,7 +71,9 @@ def enable(
     padding = _choice("output_padding", output_padding, _C.OutputPadding)
     _import_stack(device)
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
-    _C.enable(device, _C.Options(padding, chosen, derivatives))
+    grouped = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
+    merging = _choice("grouped", grouped, _C.Grouped)
+    _C.enable(device, _C.Options(padding, chosen, derivatives, merging))
 
 
 def disable(device: str = "xla") -> None:
@@ -97,10 +105,11 @@ def enabled(
     hardware: Hardware | None = None,
     *,
     derivatives: bool = True,
+    grouped: Grouped | None = None,
 ) -> Iterator[None]:
     """A context with our kernels; what was before is there again after. Arguments as `enable`."""
     with _restored(device):
-        enable(device, output_padding, hardware, derivatives=derivatives)
+        enable(device, output_padding, hardware, derivatives=derivatives, grouped=grouped)
         yield
 
 
@@ -146,6 +155,7 @@ class Status:
                 console.print(
                     f"{device}: output padding {options.output_padding.name}, "
                     f"planned for {options.hardware.name}, "
+                    f"groups {'merged' if options.grouped.name == 'merge' else 'as they are'}, "
                     f"derivatives {'mended' if options.derivatives else 'left'}"
                 )
             if not self.options:
