@@ -24,12 +24,17 @@ def _choice(name: str, value: str, enum: type) -> object:
     return enum.__members__[value]
 
 
+def is_installed(module: str) -> bool:
+    """Whether a stack's module can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
 def _import_stack(device: str) -> None:
     # A backend's own registrations must come before ours: a later one wins.
     module = _STACKS.get(device)
     if module is None:
         return
-    if importlib.util.find_spec(module) is None:
+    if not is_installed(module):
         raise ValueError(f"device {device!r} needs {module}, which is not installed")
     importlib.import_module(module)
 
@@ -126,7 +131,7 @@ def enable_installed() -> None:
     if os.environ.get("TORCH_CONVFIX") == "0":
         return
     for device, module in _STACKS.items():
-        if importlib.util.find_spec(module) is not None:
+        if is_installed(module):
             enable(device)
 
 
