@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/slice_copy.h>
+#include <ATen/ops/view_copy.h>
 
 #include <algorithm>
 #include <numeric>
@@ -37,13 +38,17 @@ at::Tensor add_bias(const at::Tensor& t, const std::optional<at::Tensor>& bias) 
   }
   at::DimVector sizes(t.dim(), 1);
   sizes[1] = t.size(1);
-  return t + bias->reshape(sizes);
+  return t + at::view_copy(*bias, sizes);
 }
 
+// In float32 for half-precision numbers: a running bfloat16 sum of ones never exceeds 256.
 at::Tensor bias_grad(const at::Tensor& grad_output) {
   at::DimVector dims(grad_output.dim() - 1);
   std::iota(dims.begin() + 1, dims.end(), 2);
-  return grad_output.sum(dims);
+  const auto dtype = grad_output.scalar_type();
+  return c10::isReducedFloatingType(dtype)
+      ? grad_output.sum(dims, /*keepdim=*/false, at::kFloat).to(dtype)
+      : grad_output.sum(dims);
 }
 
 }  // namespace
@@ -98,7 +103,11 @@ Gradients Overrideable::convolution_backward(
   const bool stock_input = !output_mask[0] || left_to_stock(geometry, choice.strategy);
   const bool stock_weight = !output_mask[1] || left_to_stock(geometry, plan.weight_grad.strategy);
   if (stock_input && stock_weight) {
-    return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+    auto gradients = stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+    if (output_mask[2] && c10::isReducedFloatingType(grad_output.scalar_type())) {
+      std::get<2>(gradients) = bias_grad(grad_output);
+    }
+    return gradients;
   }
 
   const auto appended = transposed ? append_zeros(*form, input) : input;

@@ -1,4 +1,7 @@
-#include <ATen/core/Tensor.h>
+#include <ATen/ops/permute_copy.h>
+#include <ATen/ops/slice_copy.h>
+#include <ATen/ops/transpose_copy.h>
+#include <ATen/ops/view_copy.h>
 
 #include "lowering.h"
 
@@ -21,16 +24,16 @@ at::Tensor weight_grad(
   }
   at::DimVector joined{channels, form.groups * batch};
   joined.append(image.begin(), image.end());
-  const auto images = x.reshape(split).permute(order).reshape(joined);
+  const auto images = at::view_copy(at::permute_copy(at::view_copy(x, split), order), joined);
 
   Form swapped = form;
   swapped.stride = form.dilation;
   swapped.dilation = form.stride;
-  auto result = stock.forward(swapped, images, g.transpose(0, 1));  // [channels, K, *k or more]
+  auto result = stock.forward(swapped, images, at::transpose_copy(g, 0, 1));  // [channels, K, *k or more]
   for (int64_t i = 2; i < result.dim(); ++i) {
-    result = result.slice(i, 0, form.w[i]);  // the stride may leave room for more taps than there are
+    result = at::slice_copy(result, i, 0, form.w[i]);  // the stride may leave room for more taps than there are
   }
-  return result.transpose(0, 1);
+  return at::transpose_copy(result, 0, 1);
 }
 
 }  // namespace torch_convfix::lowering::feature_grouped

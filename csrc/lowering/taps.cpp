@@ -1,7 +1,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/permute_copy.h>
+#include <ATen/ops/slice_copy.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/unsqueeze_copy.h>
+#include <ATen/ops/view_copy.h>
 #include <ATen/ops/zeros.h>
 
 #include <numeric>
@@ -18,16 +22,18 @@ at::Tensor widen(const at::Tensor& t) {
   return c10::isReducedFloatingType(t.scalar_type()) ? t.to(at::kFloat) : t;
 }
 
-at::Tensor split_multiplier(const at::Tensor& t, int64_t channel_dim, int64_t groups) {
-  at::DimVector sizes(t.sizes().begin(), t.sizes().end());
-  sizes[channel_dim] /= groups;
-  sizes.insert(sizes.begin() + channel_dim, groups);
-  return t.reshape(sizes);
+// [N, K, *O] -> [N, C, m, *O]
+at::Tensor split_channels(const Form& form, const at::Tensor& t) {
+  at::DimVector sizes{form.g[0], form.groups, form.g[1] / form.groups};
+  sizes.append(form.g.begin() + 2, form.g.end());
+  return at::view_copy(t, sizes);
 }
 
 // [K, 1, *k] -> [C, m, *k]
 at::Tensor split_weight(const Form& form, const at::Tensor& w) {
-  return split_multiplier(w.squeeze(1), 0, form.groups);
+  at::DimVector sizes{form.groups, form.w[0] / form.groups};
+  sizes.append(form.w.begin() + 2, form.w.end());
+  return at::view_copy(w, sizes);
 }
 
 at::Tensor pad_spatial(const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after) {
@@ -55,7 +61,7 @@ void for_each_index(at::IntArrayRef sizes, Visit visit) {
 // w of one tap, shaped to multiply [N, C, m, *spatial].
 at::Tensor tap_of(at::Tensor w, at::IntArrayRef tap) {
   for (size_t i = 0; i < tap.size(); ++i) {
-    w = w.slice(static_cast<int64_t>(i) + 2, tap[i], tap[i] + 1);
+    w = at::slice_copy(w, static_cast<int64_t>(i) + 2, tap[i], tap[i] + 1);
   }
   return w;
 }
@@ -64,13 +70,14 @@ at::Tensor tap_of(at::Tensor w, at::IntArrayRef tap) {
 at::Tensor met_by(const Form& form, at::Tensor x, at::IntArrayRef tap) {
   for (int64_t i = 0; i < form.dim(); ++i) {
     const int64_t start = tap[i] * form.dilation[i];
-    x = x.slice(i + 3, start, start + (form.g[i + 2] - 1) * form.stride[i] + 1, form.stride[i]);
+    x = at::slice_copy(
+        x, i + 3, start, start + (form.g[i + 2] - 1) * form.stride[i] + 1, form.stride[i]);
   }
   return x;
 }
 
 at::Tensor padded_input(const Form& form, const at::Tensor& x) {
-  return pad_spatial(widen(x), form.padding, form.padding).unsqueeze(2);
+  return at::unsqueeze_copy(pad_spatial(widen(x), form.padding, form.padding), 2);
 }
 
 }  // namespace
@@ -83,19 +90,19 @@ at::Tensor forward(const Form& form, const at::Tensor& x, const at::Tensor& w) {
     const auto product = met_by(form, padded, tap) * tap_of(weights, tap);
     sum = sum.defined() ? sum + product : product;
   });
-  return sum.reshape(form.g).to(x.scalar_type());
+  return at::view_copy(sum, form.g).to(x.scalar_type());
 }
 
 at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& g) {
   const auto padded = padded_input(form, x);
-  const auto grad = split_multiplier(widen(g), 1, form.groups);
+  const auto grad = split_channels(form, widen(g));
   std::vector<int64_t> reduced(form.dim() + 1);
   std::iota(reduced.begin() + 1, reduced.end(), 3);  // batch and spatial
   std::vector<at::Tensor> taps;
   for_each_index(at::IntArrayRef(form.w).slice(2), [&](at::IntArrayRef tap) {
     taps.push_back((met_by(form, padded, tap) * grad).sum(reduced));
   });
-  return at::stack(taps, -1).reshape(form.w).to(x.scalar_type());
+  return at::view_copy(at::stack(taps, -1), form.w).to(x.scalar_type());
 }
 
 // x[j] receives g[o] * w[t] where o * stride + t * dilation - padding = j. So the positions j of one
@@ -113,7 +120,7 @@ at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w
     before[i] = (form.w[i + 2] - 1) * form.dilation[i] / form.stride[i];
     after[i] = std::max<int64_t>(length[i] - form.g[i + 2], 0);
   }
-  const auto padded = pad_spatial(split_multiplier(widen(g), 1, form.groups), before, after);
+  const auto padded = pad_spatial(split_channels(form, widen(g)), before, after);
 
   std::vector<at::Tensor> phases;
   for_each_index(form.stride, [&](at::IntArrayRef residue) {
@@ -126,7 +133,7 @@ at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w
           return;
         }
         const int64_t start = before[i] - offset / form.stride[i];
-        part = part.slice(i + 3, start, start + length[i]);
+        part = at::slice_copy(part, i + 3, start, start + length[i]);
       }
       const auto product = part * tap_of(weights, tap);
       sum = sum.defined() ? sum + product : product;
@@ -153,10 +160,10 @@ at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w
       order.push_back(i);
       joined.push_back(length[i] * form.stride[i]);
     }
-    x = at::stack(phases).reshape(sizes).permute(order).reshape(joined);
+    x = at::view_copy(at::permute_copy(at::view_copy(at::stack(phases), sizes), order), joined);
   }
   for (int64_t i = 0; i < dim; ++i) {
-    x = x.slice(i + 2, form.padding[i], form.padding[i] + form.x[i + 2]);
+    x = at::slice_copy(x, i + 2, form.padding[i], form.padding[i] + form.x[i + 2]);
   }
   return x.to(g.scalar_type());
 }

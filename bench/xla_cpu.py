@@ -1,0 +1,192 @@
+"""Wall time on XLA:CPU, stock torch_xla and ours in turn in one run: medians and ratios.
+
+    python bench/xla_cpu.py [--rounds 5] [--only SUBSTRING] [--json FILE]
+
+Each figure is one traced and executed call, compiled beforehand; `trace` is the part until the
+results are asked for. Shapes are those of the layers named; W, I and F are the weight gradient, the
+input gradient and the forward of one layer alone; `_gp` is a gradient-penalty step, `_fb` a forward
+and backward.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch_xla
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+import torch_convfix
+from torch_convfix.functional import conv_forward, conv_input_grad, conv_weight_grad
+
+Step = Callable[[Tensor, Tensor], Sequence[Tensor]]
+
+
+def penalty(**layer) -> Step:
+    """Gradients of the squared gradients of ``tanh(conv(x)).mean()``, with respect to x and w."""
+
+    def step(x: Tensor, w: Tensor) -> Sequence[Tensor]:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        loss = torch.tanh(conv_forward(x, w, **layer)).mean()
+        gradients = torch.autograd.grad(loss, [x, w], create_graph=True)
+        return torch.autograd.grad(sum((g * g).sum() for g in gradients), [x, w])
+
+    return step
+
+
+def backward(**layer) -> Step:
+    def step(x: Tensor, w: Tensor) -> Sequence[Tensor]:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        return torch.autograd.grad(torch.tanh(conv_forward(x, w, **layer)).mean(), [x, w])
+
+    return step
+
+
+def alone(which: str, **layer) -> Step:
+    def step(x: Tensor, w: Tensor) -> Sequence[Tensor]:
+        if which == "F":
+            return [conv_forward(x, w, **layer)]
+        with torch.device("meta"):
+            size = conv_forward(torch.empty(x.shape), torch.empty(w.shape), **layer).shape
+        g = torch.full(size, 0.5, device=x.device)
+        if which == "I":
+            return [conv_input_grad(g, w, x.shape, **layer)]
+        return [conv_weight_grad(x, g, w.shape, **layer)]
+
+    return step
+
+
+def _layers() -> dict[str, tuple[Step, list[int], list[int]]]:
+    half = {"stride": 2, "padding": 1}
+    same = {"stride": 1, "padding": 1}
+    tr = {**half, "output_padding": 1, "transposed": True}
+    table = {
+        "seed_gp": (penalty(**half), [32, 3, 32, 32], [20, 3, 3, 3]),
+        "r50_gp": (penalty(**half), [32, 128, 56, 56], [128, 128, 3, 3]),
+        "r50_fb": (backward(**half), [32, 128, 56, 56], [128, 128, 3, 3]),
+        "dw_gp": (penalty(**half, groups=96), [32, 96, 56, 56], [96, 1, 3, 3]),
+        "dw_fb": (backward(**half, groups=96), [32, 96, 56, 56], [96, 1, 3, 3]),
+        "gr_gp": (penalty(**half, groups=32), [32, 128, 56, 56], [128, 4, 3, 3]),
+        "tr_gp": (penalty(**tr), [32, 128, 28, 28], [128, 64, 3, 3]),
+        "tr_fb": (backward(**tr), [32, 128, 28, 28], [128, 64, 3, 3]),
+        "W grouped 128/32 28x28": (alone("W", **same, groups=32), [4, 128, 28, 28], [128, 4, 3, 3]),
+        "W grouped 512/32 14x14": (
+            alone("W", **same, groups=32),
+            [4, 512, 14, 14],
+            [512, 16, 3, 3],
+        ),
+        "W transposed 64/4 28x28": (
+            alone("W", **tr, groups=4),
+            [4, 64, 28, 28],
+            [64, 16, 3, 3],
+        ),
+        "W depthwise x2 96 28x28": (
+            alone("W", **same, groups=96),
+            [4, 96, 28, 28],
+            [192, 1, 3, 3],
+        ),
+        "W dense 128 28x28": (alone("W", **same), [4, 128, 28, 28], [128, 128, 3, 3]),
+        "W dense 3-d 16 16^3": (alone("W", **same), [2, 16, 16, 16, 16], [16, 16, 3, 3, 3]),
+        "I grouped 3-d 16/4 16^3": (
+            alone("I", **same, groups=4),
+            [2, 16, 16, 16, 16],
+            [16, 4, 3, 3, 3],
+        ),
+    }
+    for k in (3, 5, 7):
+        for which in "FIW":
+            layer = {"stride": 1, "padding": k // 2, "groups": 64}
+            table[f"{which} depthwise 64 {k}x{k} 32x32"] = (
+                alone(which, **layer),
+                [8, 64, 32, 32],
+                [64, 1, k, k],
+            )
+    for which in "FIW":
+        table[f"{which} depthwise 96 s2 56x56"] = (
+            alone(which, **half, groups=96),
+            [8, 96, 56, 56],
+            [96, 1, 3, 3],
+        )
+        table[f"{which} depthwise small 8 8x8"] = (
+            alone(which, **same, groups=8),
+            [1, 8, 8, 8],
+            [8, 1, 3, 3],
+        )
+        table[f"{which} depthwise 1024 7x7"] = (
+            alone(which, **same, groups=1024),
+            [4, 1024, 7, 7],
+            [1024, 1, 3, 3],
+        )
+    return table
+
+
+def _time(step: Step, inputs: Sequence[Tensor]) -> tuple[float, float]:
+    inputs = [t.detach() for t in inputs]
+    start = time.perf_counter()
+    results = step(*inputs)
+    traced = time.perf_counter()
+    torch_xla.sync()
+    for r in results:
+        r.detach().cpu()
+    return time.perf_counter() - start, traced - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--json", help="also write the figures to this file")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    device = torch_xla.device()
+    rows = []
+    layers = {name: row for name, row in _layers().items() if args.only in name}
+    for name, (step, x, w) in track(layers.items(), description="timing"):
+        inputs = [torch.rand(x, device=device), torch.rand(w, device=device)]
+        torch_xla.sync()
+        times = {"stock": [], "ours": []}
+        for i in range(args.rounds + 1):
+            for mode, context in (
+                ("stock", torch_convfix.disabled),
+                ("ours", torch_convfix.enabled),
+            ):
+                with context("xla"):
+                    taken = _time(step, inputs)
+                if i:  # the first round compiles
+                    times[mode].append(taken)
+        row = {"row": name}
+        for mode, taken in times.items():
+            row[f"{mode}_ms"] = 1e3 * statistics.median(t for t, _ in taken)
+            row[f"{mode}_trace_ms"] = 1e3 * statistics.median(t for _, t in taken)
+        row["ratio"] = row["stock_ms"] / row["ours_ms"]
+        rows.append(row)
+
+    table = Table(title=f"XLA:CPU, medians of {args.rounds}, float32")
+    table.add_column("row")
+    for column in ("stock ms", "ours ms", "stock / ours", "stock trace ms", "ours trace ms"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["row"],
+            f"{row['stock_ms']:.2f}",
+            f"{row['ours_ms']:.2f}",
+            f"{row['ratio']:.2f}",
+            f"{row['stock_trace_ms']:.2f}",
+            f"{row['ours_trace_ms']:.2f}",
+        )
+    Console(width=110).print(table)
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(rows, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Which tests run: those of the stacks that are installed, and without `slow` ones where --quick."""
+
+import importlib.util
+import os
+
+import hypothesis
+import pytest
+
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+
+_STACKS = ("torch_xla", "torch_tpu")
+collect_ignore = [f"on_{stack}" for stack in _STACKS if importlib.util.find_spec(stack) is None]
+
+# Deterministic: a failure in CI is a failure everywhere. Compiling takes its time: no deadline.
+hypothesis.settings.register_profile(
+    "default", derandomize=True, deadline=None, print_blob=True, database=None
+)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if "slow" in item.keywords]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if "slow" not in item.keywords]
+
+
+@pytest.fixture(scope="session")
+def case_share(request: pytest.FixtureRequest) -> float:
+    """The share of hypothesis cases to draw."""
+    return 0.1 if request.config.getoption("--quick") else 1.0

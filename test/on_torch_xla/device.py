@@ -1,0 +1,21 @@
+"""Run something on the XLA device, as tests must: all results in one sync."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch_xla
+from torch import Tensor
+
+# Before any backward on the CPU: the autograd engine counts devices once, at its first run.
+DEVICE = torch_xla.device()
+
+
+def on_xla(fn: Callable[..., Sequence[Tensor]], *inputs: Any) -> list[Tensor]:
+    """CPU copies of ``fn(*inputs)``, with every tensor of ``inputs`` on the XLA device.
+
+    One sync with all results alive: materialized one by one, torch_xla 2.9.0 can return the numbers
+    of another graph.
+    """
+    results = fn(*[t.to(DEVICE) if isinstance(t, Tensor) else t for t in inputs])
+    torch_xla.sync()
+    return [t.detach().cpu() for t in results]
