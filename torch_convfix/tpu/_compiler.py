@@ -79,22 +79,47 @@ _NAME = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s([a-z][\w\-]*)\(")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
-def _instruction(line: str) -> Instruction | None:
-    cycles, name = _CYCLES.search(line), _NAME.search(line)
-    if not cycles or not name:
-        return None
-    opcode = _OPCODE.search(line, name.end())
-    op_name = _OP_NAME.search(line)
-    source = _SOURCE.search(line)
-    return Instruction(
-        name[1],
-        opcode[1] if opcode else "",
-        int(cycles[1]),
-        op_name[1] if op_name else "",
-        f"{source[1]}:{source[2]}" if source else "",
-    )
+def _table(text: str, title: str, row: str) -> dict[str, tuple[str, ...]]:
+    """Rows of a table before the first computation: number to what the pattern's groups match."""
+    _, _, body = text.partition(f"\n{title}\n")
+    return {m[0]: m[1:] for m in re.findall(r"^(\d+) " + row, body.split("\n\n")[0], re.MULTILINE)}
+
+
+def _frames(text: str) -> dict[str, str]:
+    """The innermost line of each stack frame, file:line."""
+    files = _table(text, "FileNames", r'"(.*)"')
+    places = _table(text, "FileLocations", r"{file_name_id=(\d+).* line=(\d+)")
+    frames = _table(text, "StackFrames", r"{file_location_id=(\d+)")
+    return {
+        frame: f"{files[places[place][0]][0]}:{places[place][1]}"
+        for frame, (place,) in frames.items()
+        if place in places
+    }
+
+
+def _instructions(text: str) -> list[Instruction]:
+    frames = _frames(text)
+    found = []
+    for line in text.splitlines():
+        cycles, name = _CYCLES.search(line), _NAME.search(line)
+        if not cycles or not name:
+            continue
+        opcode = _OPCODE.search(line, name.end())
+        op_name, source, frame = _OP_NAME.search(line), _SOURCE.search(line), _FRAME.search(line)
+        where = f"{source[1]}:{source[2]}" if source else ""
+        found.append(
+            Instruction(
+                name[1],
+                opcode[1] if opcode else "",
+                int(cycles[1]),
+                op_name[1] if op_name else "",
+                frames.get(frame[1], where) if frame else where,
+            )
+        )
+    return found
 
 
 def compile_stablehlo(stablehlo: str, topology: str) -> Compiled:
@@ -131,5 +156,5 @@ def compile_stablehlo(stablehlo: str, topology: str) -> Compiled:
         output_bytes=memory.output_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
-        instructions=[i for i in map(_instruction, text.splitlines()) if i],
+        instructions=_instructions(text),
     )

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ class Job:
     def failure(self, reason: str) -> Failure:
         """That this job failed."""
         return Failure(self.name, self.stack, self.kernels, self.topology, reason)
+
+
+def result_of(values: Mapping[str, Any]) -> Report | Failure:
+    """Of the dictionary of either."""
+    return Failure(**values) if "reason" in values else Report.from_dict(values)
 
 
 def _load(step: str) -> Callable[..., Any]:
@@ -104,8 +109,7 @@ def run(
                 child.kill()
                 child.wait()
         if result.exists():
-            values = json.loads(result.read_text())
-            return Failure(**values) if "reason" in values else Report.from_dict(values)
+            return result_of(json.loads(result.read_text()))
         code = child.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])

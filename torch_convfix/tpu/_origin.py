@@ -4,7 +4,6 @@ import contextlib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +28,12 @@ def _user_line(stack: traceback.StackSummary) -> str:
     return ""
 
 
+# Calls the function so that what it traces bears the name.
+Label = Callable[[str, Callable[[], Any]], Any]
+
+
 class _Labels(TorchDispatchMode):
-    def __init__(self, label: Callable[[str], AbstractContextManager[None]]) -> None:
+    def __init__(self, label: Label) -> None:
         super().__init__()
         self.label = label
         self.passes: list[int] = []  # the engine's ids of its runs, in order
@@ -58,15 +61,12 @@ class _Labels(TorchDispatchMode):
         source = self._line(node) if node else _user_line(traceback.extract_stack())
         origin = Origin(stage, source)
         name = self.origins.setdefault(origin, f"origin{len(self.origins)}")
-        with self.label(name):
-            return func(*args, **(kwargs or {}))
+        return self.label(name, lambda: func(*args, **(kwargs or {})))
 
 
 @contextlib.contextmanager
-def labelled(
-    label: Callable[[str], AbstractContextManager[None]],
-) -> Iterator[dict[str, Origin]]:
-    """A context whose operators run within ``label(name)``; gives the origin of every name."""
+def labelled(label: Label) -> Iterator[dict[str, Origin]]:
+    """A context whose operators are labelled; afterwards the dictionary has each name's origin."""
     labels, origins = _Labels(label), {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Anomaly Detection has been enabled")

@@ -60,7 +60,7 @@ def trace(
             return torch_xla.trace_with_origins(step, inputs)
         from torch_convfix.tpu import torch_tpu
 
-        return torch_tpu.trace(step, inputs), {}
+        return torch_tpu.trace_with_origins(step, inputs)
 
 
 def _trace_jax(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> str:

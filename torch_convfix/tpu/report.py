@@ -130,8 +130,10 @@ def make_report(
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for instruction in compiled.instructions:
         scope, _, op = instruction.op_name.rpartition("/")
-        label = scope.split("/")[-1].split(".")[0]
-        origin = origins.get(label, Origin("", instruction.source))
+        labels = (scope.split("/")[-1].split(".")[0], instruction.source.split(":")[0])
+        found = [origins[label] for label in labels if label in origins]
+        origin = found[0] if found else Origin("", instruction.source)
+        op = op.removeprefix("aten__")
         groups[origin.stage, op or f"({instruction.opcode})", origin.source].append(
             instruction.cycles
         )

@@ -1,8 +1,7 @@
 """Trace a step through torch_xla."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import _XLAC
@@ -35,19 +34,18 @@ def _text(outputs: list[Tensor]) -> str:
     return xm.get_stablehlo(outputs)
 
 
-@contextlib.contextmanager
-def _scope(name: str) -> Iterator[None]:
-    pusher = _XLAC.profiler.scope_pusher(name)
+def _label(name: str, call: Callable[[], Any]) -> Any:
+    scope = _XLAC.profiler.scope_pusher(name)
     try:
-        yield
+        return call()
     finally:
-        del pusher
+        del scope
 
 
 def trace_with_origins(
     fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]
 ) -> tuple[str, dict[str, _origin.Origin]]:
     """As `trace`, and the origins that the operators' names begin with where `TORCH_XLA_DEBUG` is set."""
-    with _origin.labelled(_scope) as origins:
+    with _origin.labelled(_label) as origins:
         outputs = _outputs(fn, inputs)
     return _text(outputs), origins
