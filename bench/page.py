@@ -18,7 +18,7 @@ def _cells(result: Report | Failure) -> list[str]:
     return [
         f"{result.cycles:,}",
         f"{result.convolutions:,}",
-        f"{result.compile_seconds:.1f}",
+        f"{result.compile_cpu_seconds:.1f}",
         mebibytes(result.temporary_bytes),
     ]
 
@@ -49,7 +49,7 @@ HEADER = [
     "cycles, estimated",
     "of stock",
     "convolutions",
-    "compile, s",
+    "compile, CPU s",
     "temporaries, MiB",
 ]
 
@@ -108,7 +108,7 @@ model with a penalty on the gradient with respect to the image, batch 32, withou
 a step of DCGAN's networks with a gradient penalty, `maml` a second-order step of a four-layer net.
 'ours, merged' is `enable("xla", grouped="merge")`. Stock torch_xla drops a term of the second
 derivative of max pooling, which `resnet50_r1` and `resnext50_r1` have: its figures there are of a
-wrong result. Compile seconds are wall time of one run on a shared machine.
+wrong result. Compile seconds are CPU seconds of all of the compiler's threads.
 
 {failures}
 """

@@ -29,15 +29,16 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("hardware", [](const Options& o) { return o.planner.hardware; })
       .def_property_readonly("grouped", [](const Options& o) { return o.planner.grouped; })
       .def_readonly("derivatives", &Options::derivatives);
-  py::class_<Registration>(m, "Registration")
-      .def_readonly("device", &Registration::device)
-      .def_readonly("op", &Registration::op)
-      .def_readonly("dispatch_key", &Registration::dispatch_key)
-      .def_readonly("purpose", &Registration::purpose);
   m.def("enable", &enable, py::arg("device"), py::arg("options"));
   m.def("disable", &disable, py::arg("device"));
   m.def("enabled_options", &enabled_options, py::arg("device"));
-  m.def("registrations", &registrations);
+  m.def("registrations", [] {
+    std::vector<std::array<std::string, 4>> fields;
+    for (const auto& r : registrations()) {
+      fields.push_back({r.device, r.op, r.dispatch_key, r.purpose});
+    }
+    return fields;
+  });
   m.def(
       "check_backward",
       [](const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,

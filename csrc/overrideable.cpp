@@ -47,8 +47,12 @@ at::Tensor bias_grad(const at::Tensor& grad_output) {
   std::iota(dims.begin() + 1, dims.end(), 2);
   const auto dtype = grad_output.scalar_type();
   return c10::isReducedFloatingType(dtype)
-      ? grad_output.sum(dims, /*keepdim=*/false, at::kFloat).to(dtype)
-      : grad_output.sum(dims);
+             ? grad_output.sum(dims, /*keepdim=*/false, at::kFloat).to(dtype)
+             : grad_output.sum(dims);
+}
+
+bool direct_input_grad(const Plan& plan) {
+  return plan.input_grad == Strategy::kDirect && !plan.phased;
 }
 
 }  // namespace
@@ -70,13 +74,13 @@ at::Tensor Overrideable::convolution(
   if (!form) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto plan = make_plan(*form, planner_);
-  const auto& choice = transposed ? plan.input_grad : plan.forward;
-  if (left_to_stock(geometry, choice.strategy)) {
+  const auto plan = make_plan(*form, input.scalar_type(), planner_);
+  const bool direct = transposed ? direct_input_grad(plan) : plan.forward == Strategy::kDirect;
+  if (direct && stock_pads(geometry)) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto result = transposed ? input_grad(choice, *form, append_zeros(*form, input), weight)
-                                 : forward(choice, *form, input, weight);
+  const auto result = transposed ? input_grad(plan, *form, append_zeros(*form, input), weight)
+                                 : forward(plan, *form, input, weight);
   return add_bias(result, bias);
 }
 
@@ -98,11 +102,10 @@ Gradients Overrideable::convolution_backward(
   if (!form) {
     return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
   }
-  const auto plan = make_plan(*form, planner_);
-  const auto& choice = transposed ? plan.forward : plan.input_grad;
-  const bool stock_input = !output_mask[0] || left_to_stock(geometry, choice.strategy);
-  const bool stock_weight = !output_mask[1] || left_to_stock(geometry, plan.weight_grad.strategy);
-  if (stock_input && stock_weight) {
+  const auto plan = make_plan(*form, input.scalar_type(), planner_);
+  const bool direct_input = transposed ? plan.forward == Strategy::kDirect : direct_input_grad(plan);
+  const bool direct_weight = plan.weight_grad == Strategy::kDirect;
+  if (stock_pads(geometry) && (direct_input || !output_mask[0]) && (direct_weight || !output_mask[1])) {
     auto gradients = stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
     if (output_mask[2] && c10::isReducedFloatingType(grad_output.scalar_type())) {
       std::get<2>(gradients) = bias_grad(grad_output);
@@ -114,12 +117,12 @@ Gradients Overrideable::convolution_backward(
   Gradients gradients;
   if (output_mask[0]) {
     std::get<0>(gradients) = transposed
-                                 ? cut_to(forward(choice, *form, grad_output, weight), input.sizes())
-                                 : input_grad(choice, *form, grad_output, weight);
+                                 ? cut_to(forward(plan, *form, grad_output, weight), input.sizes())
+                                 : input_grad(plan, *form, grad_output, weight);
   }
   if (output_mask[1]) {
-    std::get<1>(gradients) = transposed ? weight_grad(plan.weight_grad, *form, grad_output, appended)
-                                        : weight_grad(plan.weight_grad, *form, appended, grad_output);
+    std::get<1>(gradients) = transposed ? weight_grad(plan, *form, grad_output, appended)
+                                        : weight_grad(plan, *form, appended, grad_output);
   }
   if (output_mask[2]) {
     std::get<2>(gradients) = bias_grad(grad_output);
@@ -127,47 +130,50 @@ Gradients Overrideable::convolution_backward(
   return gradients;
 }
 
-bool Overrideable::left_to_stock(const Geometry& geometry, Strategy strategy) const {
-  return strategy == Strategy::kDirect &&
-         (!geometry.transposed || output_padding_ == OutputPadding::kNative);
+bool Overrideable::stock_pads(const Geometry& geometry) const {
+  return !geometry.transposed || output_padding_ == OutputPadding::kNative;
 }
 
 at::Tensor Overrideable::forward(
-    const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
-  switch (choice.strategy) {
+    const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
+  switch (plan.forward) {
     case Strategy::kTaps:
       return lowering::taps::forward(form, x, w);
     case Strategy::kMerged:
-      return lowering::merged::forward(stock_, form, choice.merge, x, w);
+      return lowering::merged::forward(stock_, form, plan.merge.forward, x, w);
     default:
       return stock_.forward(form, x, w);
   }
 }
 
 at::Tensor Overrideable::input_grad(
-    const Choice& choice, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
-  switch (choice.strategy) {
-    case Strategy::kTaps:
-      return lowering::taps::input_grad(form, g, w);
-    case Strategy::kMerged:
-      return lowering::merged::input_grad(stock_, form, choice.merge, g, w);
-    default:
-      return stock_.input_grad(form, g, w);
-  }
+    const Plan& plan, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
+  const auto unphased = [&](const Form& form, const at::Tensor& g, const at::Tensor& w) {
+    switch (plan.input_grad) {
+      case Strategy::kTaps:
+        return lowering::taps::input_grad(form, g, w);
+      case Strategy::kMerged:
+        return lowering::merged::input_grad(stock_, form, plan.merge.input_grad, g, w);
+      default:
+        return stock_.input_grad(form, g, w);
+    }
+  };
+  return plan.phased ? lowering::phased::input_grad(form, g, w, unphased) : unphased(form, g, w);
 }
 
 at::Tensor Overrideable::weight_grad(
-    const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
-  switch (choice.strategy) {
+    const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
+  switch (plan.weight_grad) {
     case Strategy::kTaps:
       return lowering::taps::weight_grad(form, x, g);
     case Strategy::kFeatureGrouped:
       return lowering::feature_grouped::weight_grad(stock_, form, x, g);
     case Strategy::kMerged:
-      return lowering::merged::weight_grad(stock_, form, choice.merge, x, g);
-    default:
-      return stock_.weight_grad(form, x, g);
+      return lowering::merged::weight_grad(stock_, form, plan.merge.weight_grad, x, g);
+    case Strategy::kDirect:
+      break;
   }
+  return stock_.weight_grad(form, x, g);
 }
 
 }  // namespace torch_convfix

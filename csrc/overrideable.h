@@ -42,13 +42,12 @@ class Overrideable {
       std::array<bool, 3> output_mask) const;
 
  private:
-  at::Tensor forward(
-      const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& w) const;
+  at::Tensor forward(const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& w) const;
   at::Tensor input_grad(
-      const Choice& choice, const Form& form, const at::Tensor& g, const at::Tensor& w) const;
+      const Plan& plan, const Form& form, const at::Tensor& g, const at::Tensor& w) const;
   at::Tensor weight_grad(
-      const Choice& choice, const Form& form, const at::Tensor& x, const at::Tensor& g) const;
-  bool left_to_stock(const Geometry& geometry, Strategy strategy) const;
+      const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& g) const;
+  bool stock_pads(const Geometry& geometry) const;
 
   StockKernels stock_;
   OutputPadding output_padding_;

@@ -20,20 +20,6 @@ enum class Strategy {
 // the others of its merge.
 enum class Grouped { kDirect, kMerge };
 
-struct Choice {
-  Strategy strategy = Strategy::kDirect;
-  int64_t merge = 1;  // kMerged: how many groups become one
-
-  Choice(Strategy strategy_ = Strategy::kDirect, int64_t merge_ = 1)
-      : strategy(strategy_), merge(merge_) {
-  }
-};
-
-// One choice for each of F, I and W.
-struct Plan {
-  Choice forward, input_grad, weight_grad;
-};
-
 struct PlannerOptions {
   Hardware hardware = Hardware::kOther;
   Grouped grouped = Grouped::kDirect;
@@ -42,6 +28,17 @@ struct PlannerOptions {
   bool operator==(const PlannerOptions&) const = default;
 };
 
-Plan make_plan(const Form& form, const PlannerOptions& options);
+// One strategy for each of F, I and W.
+struct Plan {
+  Strategy forward = Strategy::kDirect;
+  Strategy input_grad = Strategy::kDirect;
+  Strategy weight_grad = Strategy::kDirect;
+  bool phased = false;  // I by the strategy, for each residue of the stride alone
+  struct {
+    int64_t forward = 1, input_grad = 1, weight_grad = 1;
+  } merge;  // kMerged: how many groups become one
+};
+
+Plan make_plan(const Form& form, c10::ScalarType dtype, const PlannerOptions& options);
 
 }  // namespace torch_convfix

@@ -30,16 +30,10 @@ class Options:
         merge: int = 0,
     ) -> None: ...
 
-class Registration:
-    device: str
-    op: str
-    dispatch_key: str
-    purpose: str
-
 def enable(device: str, options: Options) -> None: ...
 def disable(device: str) -> None: ...
 def enabled_options(device: str) -> Options | None: ...
-def registrations() -> list[Registration]: ...
+def registrations() -> list[list[str]]: ...  # device, operator, dispatch key, purpose
 def check_backward(
     grad_output: Tensor,
     input: Tensor,

@@ -8,6 +8,7 @@ without enabling.
 from torch_convfix import _torch_version as _torch_version  # first: refuses a foreign torch
 from torch_convfix import functional as functional
 from torch_convfix._devices import (
+    Registration,
     Status,
     disable,
     disabled,
@@ -20,6 +21,7 @@ from torch_convfix._devices import (
 
 __version__ = "0.1.0"
 __all__ = [
+    "Registration",
     "Status",
     "disable",
     "disabled",

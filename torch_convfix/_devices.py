@@ -136,36 +136,43 @@ def enable_installed() -> None:
 
 
 @dataclass(frozen=True)
+class Registration:
+    """One kernel of ours, as the dispatcher has it."""
+
+    device: str
+    operator: str
+    dispatch_key: str
+    purpose: str
+
+
+@dataclass(frozen=True)
 class Status:
     """What is registered, and with which options and versions. `print` it."""
 
     versions: dict[str, str]
-    options: dict[str, _C.Options]
-    registrations: list[_C.Registration]
+    options: dict[str, dict[str, object]]
+    registrations: list[Registration]
 
     def __str__(self) -> str:
         from rich.console import Console
         from rich.table import Table
 
-        title = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        table = Table(title=title, title_justify="left", box=None)
-        for column in ("device", "operator", "dispatch key", "ours does"):
-            table.add_column(column, no_wrap=column != "ours does")
+        table = Table(box=None, pad_edge=False)
+        for column in ("device", "operator", "dispatch key", "what ours does, or mends"):
+            table.add_column(column)
         for r in self.registrations:
-            table.add_row(r.device, r.op, r.dispatch_key, r.purpose)
-        console = Console(width=120)
+            table.add_row(r.device, r.operator, r.dispatch_key, r.purpose)
+        console = Console(width=130, color_system=None)
         with console.capture() as capture:
-            console.print(table)
+            console.print(", ".join(f"{name} {v}" for name, v in self.versions.items()))
+            if self.registrations:
+                console.print(table)
             for device, options in self.options.items():
-                console.print(
-                    f"{device}: output padding {options.output_padding.name}, "
-                    f"planned for {options.hardware.name}, "
-                    f"groups {'merged' if options.grouped.name == 'merge' else 'as they are'}, "
-                    f"derivatives {'mended' if options.derivatives else 'left'}"
-                )
+                text = ", ".join(f"{name} {value}" for name, value in options.items())
+                console.print(f"{device}: {text}")
             if not self.options:
-                console.print("nothing is enabled")
-        return capture.get().rstrip()
+                console.print("no device is enabled")
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def status() -> Status:
@@ -174,7 +181,15 @@ def status() -> Status:
     for package in ("torch-convfix", "torch", "torch_xla", "torch_tpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    registrations = _C.registrations()
-    devices = sorted({r.device for r in registrations} - {"meta"})
-    options = {device: _C.enabled_options(device) for device in devices}
+    registrations = [Registration(*fields) for fields in _C.registrations()]
+    options: dict[str, dict[str, object]] = {}
+    for device in sorted({r.device for r in registrations} - {"meta"}):
+        chosen = _C.enabled_options(device)
+        if chosen is not None:  # disabled meanwhile by another thread
+            options[device] = {
+                "output_padding": chosen.output_padding.name,
+                "hardware": chosen.hardware.name,
+                "grouped": chosen.grouped.name,
+                "derivatives": chosen.derivatives,
+            }
     return Status(versions, options, registrations)

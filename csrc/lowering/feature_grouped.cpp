@@ -29,9 +29,11 @@ at::Tensor weight_grad(
   Form swapped = form;
   swapped.stride = form.dilation;
   swapped.dilation = form.stride;
-  auto result = stock.forward(swapped, images, at::transpose_copy(g, 0, 1));  // [channels, K, *k or more]
+  auto result =
+      stock.forward(swapped, images, at::transpose_copy(g, 0, 1));  // [channels, K, *k or more]
   for (int64_t i = 2; i < result.dim(); ++i) {
-    result = at::slice_copy(result, i, 0, form.w[i]);  // the stride may leave room for more taps than there are
+    result = at::slice_copy(
+        result, i, 0, form.w[i]);  // the stride may leave room for more taps than there are
   }
   return at::transpose_copy(result, 0, 1);
 }

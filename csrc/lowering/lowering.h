@@ -1,10 +1,12 @@
 #pragma once
 
+#include <functional>
+
 #include "../stock_kernels.h"
 
 // Each strategy computes F, I or W of a plain convolution exactly (in exact arithmetic), from
-// operators below autograd. Views are copies here: below functionalization, a view of an XLA tensor costs
-// milliseconds to trace, and a copy microseconds.
+// operators below autograd. Views are copies here: below functionalization, a view of an XLA tensor
+// costs milliseconds to trace, and a copy microseconds.
 namespace torch_convfix::lowering {
 
 namespace feature_grouped {
@@ -12,6 +14,14 @@ at::Tensor weight_grad(
     const StockKernels& stock, const Form& form, const at::Tensor& x, const at::Tensor& g);
 }  // namespace feature_grouped
 
+// I of a stride beyond 1, from input gradients of stride 1.
+namespace phased {
+using InputGrad = std::function<at::Tensor(const Form&, const at::Tensor& g, const at::Tensor& w)>;
+at::Tensor input_grad(
+    const Form& form, const at::Tensor& g, const at::Tensor& w, const InputGrad& input_grad);
+}  // namespace phased
+
+// Depthwise alone, and the input gradient for stride 1 alone.
 namespace taps {
 at::Tensor forward(const Form& form, const at::Tensor& x, const at::Tensor& w);
 at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w);

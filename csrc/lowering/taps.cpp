@@ -1,15 +1,14 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/permute_copy.h>
 #include <ATen/ops/slice_copy.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/unsqueeze_copy.h>
 #include <ATen/ops/view_copy.h>
-#include <ATen/ops/zeros.h>
 
 #include <numeric>
 
+#include "index.h"
 #include "lowering.h"
 
 // A depthwise convolution with channel multiplier m works on [N, C, m, *spatial]: x has m = 1, and
@@ -43,19 +42,6 @@ at::Tensor pad_spatial(const at::Tensor& t, at::IntArrayRef before, at::IntArray
     pads.push_back(after[i]);
   }
   return at::constant_pad_nd(t, pads);
-}
-
-// Calls visit(index) for every index of a box of `sizes`, the last dimension fastest.
-template <class Visit>
-void for_each_index(at::IntArrayRef sizes, Visit visit) {
-  at::DimVector index(sizes.size(), 0);
-  const int64_t count = c10::multiply_integers(sizes);
-  for (int64_t n = 0; n < count; ++n) {
-    visit(index);
-    for (auto i = static_cast<int64_t>(sizes.size()) - 1; i >= 0 && ++index[i] == sizes[i]; --i) {
-      index[i] = 0;
-    }
-  }
 }
 
 // w of one tap, shaped to multiply [N, C, m, *spatial].
@@ -105,67 +91,27 @@ at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& 
   return at::view_copy(at::stack(taps, -1), form.w).to(x.scalar_type());
 }
 
-// x[j] receives g[o] * w[t] where o * stride + t * dilation - padding = j. So the positions j of one
-// residue (j + padding) mod stride have taps of their own, and are a sum over those of shifted g; the
-// residues' results are then interleaved. No product with a zero of an upsampled g is ever made.
+// Stride 1: x[j] is the sum over taps of g[j + padding - t * dilation] * w[t].
 at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w) {
-  const int64_t dim = form.dim();
   const auto weights = split_weight(form, widen(w));
-  // Per dimension: phase r holds padded positions r, r + stride, ..., `length` of them. Tap t sends
-  // g[o] to position o + shift of phase r, where t * dilation = shift * stride + r.
-  at::DimVector length(dim), before(dim), after(dim);
-  for (int64_t i = 0; i < dim; ++i) {
-    const int64_t positions = form.x[i + 2] + 2 * form.padding[i];
-    length[i] = (positions + form.stride[i] - 1) / form.stride[i];
-    before[i] = (form.w[i + 2] - 1) * form.dilation[i] / form.stride[i];
-    after[i] = std::max<int64_t>(length[i] - form.g[i + 2], 0);
+  at::DimVector before, after;
+  for (int64_t i = 0; i < form.dim(); ++i) {
+    const int64_t reach = form.dilation[i] * (form.w[i + 2] - 1) - form.padding[i];
+    before.push_back(reach);
+    after.push_back(reach);
   }
   const auto padded = pad_spatial(split_channels(form, widen(g)), before, after);
-
-  std::vector<at::Tensor> phases;
-  for_each_index(form.stride, [&](at::IntArrayRef residue) {
-    at::Tensor sum;
-    for_each_index(at::IntArrayRef(form.w).slice(2), [&](at::IntArrayRef tap) {
-      auto part = padded;
-      for (int64_t i = 0; i < dim; ++i) {
-        const int64_t offset = tap[i] * form.dilation[i];
-        if (offset % form.stride[i] != residue[i]) {
-          return;
-        }
-        const int64_t start = before[i] - offset / form.stride[i];
-        part = at::slice_copy(part, i + 3, start, start + length[i]);
-      }
-      const auto product = part * tap_of(weights, tap);
-      sum = sum.defined() ? sum + product : product;
-    });
-    if (sum.defined()) {
-      sum = sum.sum(2);  // over the multiplier
-    } else {
-      at::DimVector sizes{form.x[0], form.x[1]};
-      sizes.append(length.begin(), length.end());
-      sum = at::zeros(sizes, padded.options());
+  at::Tensor sum;
+  for_each_index(at::IntArrayRef(form.w).slice(2), [&](at::IntArrayRef tap) {
+    auto part = padded;
+    for (int64_t i = 0; i < form.dim(); ++i) {
+      const int64_t start = (form.w[i + 2] - 1 - tap[i]) * form.dilation[i];
+      part = at::slice_copy(part, i + 3, start, start + form.x[i + 2]);
     }
-    phases.push_back(sum);
+    const auto product = part * tap_of(weights, tap);
+    sum = sum.defined() ? sum + product : product;
   });
-
-  // [*stride residues, N, C, *length] -> [N, C, length, residue, length, residue, ...]
-  at::Tensor x = phases[0];
-  if (phases.size() > 1) {
-    at::DimVector sizes(form.stride.begin(), form.stride.end());
-    sizes.append({form.x[0], form.x[1]});
-    sizes.append(length.begin(), length.end());
-    at::DimVector order{dim, dim + 1}, joined{form.x[0], form.x[1]};
-    for (int64_t i = 0; i < dim; ++i) {
-      order.push_back(dim + 2 + i);
-      order.push_back(i);
-      joined.push_back(length[i] * form.stride[i]);
-    }
-    x = at::view_copy(at::permute_copy(at::view_copy(at::stack(phases), sizes), order), joined);
-  }
-  for (int64_t i = 0; i < dim; ++i) {
-    x = at::slice_copy(x, i + 2, form.padding[i], form.padding[i] + form.x[i + 2]);
-  }
-  return x.to(g.scalar_type());
+  return sum.sum(2).to(g.scalar_type());  // over the multiplier
 }
 
 }  // namespace torch_convfix::lowering::taps

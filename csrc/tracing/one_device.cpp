@@ -19,8 +19,10 @@ struct OneDeviceGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override {
     return {kType, 0};
   }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  void setDevice(c10::Device) const override {
+  }
+  void uncheckedSetDevice(c10::Device) const noexcept override {
+  }
   c10::Stream getStream(c10::Device) const override {
     return c10::Stream(c10::Stream::DEFAULT, getDevice());
   }
@@ -30,12 +32,15 @@ struct OneDeviceGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override {
     return 1;
   }
-  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
+  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
+  }
+  void block(void*, const c10::Stream&) const override {
+  }
   bool queryEvent(void*) const override {
     return true;
   }
-  void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
+  void destroyEvent(void*, c10::DeviceIndex) const noexcept override {
+  }
 };
 
 struct OneDeviceHooks final : at::PrivateUse1HooksInterface {
@@ -50,7 +55,7 @@ struct OneDeviceHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-} // namespace
+}  // namespace
 
 PYBIND11_MODULE(_one_device, m) {
   m.def("install", [] {

@@ -53,9 +53,7 @@ def test_gradient_penalty(kernel, mode, hardware):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_transposed_convolution_of_the_thread(mode):
     """Input [3, 20, 3, 3], kernel [20, 32, 16, 16] and one row and column of output padding."""
-    case = Case(
-        (3, 20, 3, 3), (20, 32, 16, 16), False, (1, 1), (1, 1), (2, 2), 1, True, (1, 1)
-    )
+    case = Case((3, 20, 3, 3), (20, 32, 16, 16), False, (1, 1), (1, 1), (2, 2), 1, True, (1, 1))
     want = derivatives(case.reference, case.inputs(), 1)
     assert want[0].shape == (3, 32, 32, 32)
     with torch_convfix.enabled("xla", output_padding=mode):

@@ -45,6 +45,7 @@ class Report:
     convolutions: int
     trace_seconds: float
     compile_seconds: float
+    compile_cpu_seconds: float
     cycles: int
     flops: int
     bytes: int
@@ -150,6 +151,7 @@ def make_report(
         convolutions=stablehlo.count("stablehlo.convolution"),
         trace_seconds=trace_seconds,
         compile_seconds=compiled.seconds,
+        compile_cpu_seconds=compiled.cpu_seconds,
         cycles=compiled.cycles,
         flops=compiled.flops,
         bytes=compiled.bytes,
@@ -173,6 +175,7 @@ def _summary(reports: Sequence[Report]) -> Table:
         "convolutions",
         "trace, s",
         "compile, s",
+        "compile, CPU s",
         "cycles, estimated",
         "flops",
         "bytes",
@@ -194,6 +197,7 @@ def _summary(reports: Sequence[Report]) -> Table:
                 f"{r.convolutions:,}",
                 f"{r.trace_seconds:.1f}",
                 f"{r.compile_seconds:.1f}",
+                f"{r.compile_cpu_seconds:.1f}",
                 f"{r.cycles:,}",
                 f"{r.flops:,}",
                 f"{r.bytes:,}",
