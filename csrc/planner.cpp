@@ -47,7 +47,7 @@ Plan make_cpu_plan(const Form& form, c10::ScalarType dtype) {
 struct MergeFit {
   int64_t width;
   double threshold, intercept;
-  std::array<double, 6> coefficients;
+  std::array<double, 7> coefficients;
 };
 
 #include "planner_table.inc"
@@ -63,18 +63,18 @@ int64_t merge_factor(const Form& form, int64_t width) {
 
 int64_t choose_merge(const Form& form, const MergeFit (&fits)[2]) {
   const auto product = [](at::IntArrayRef sizes) { return c10::multiply_integers(sizes); };
-  const std::array<int64_t, 6> sizes{
-      form.w[1], form.x[1], product(at::IntArrayRef(form.g).slice(2)),
-      product(at::IntArrayRef(form.w).slice(2)), product(form.stride), form.x[0]};
   double best = 0;
   int64_t merge = 1;
   for (const auto& fit : fits) {
+    const int64_t factor = merge_factor(form, fit.width);
+    const std::array<int64_t, 7> sizes{
+        form.w[1], form.x[1], product(at::IntArrayRef(form.g).slice(2)),
+        product(at::IntArrayRef(form.w).slice(2)), product(form.stride), form.x[0], factor};
     double predicted = fit.intercept;
     for (size_t i = 0; i < sizes.size(); ++i) {
       const double feature = std::log2(std::max<int64_t>(sizes[i], 1));
       predicted += fit.coefficients[i] * std::clamp(feature, kLow[i], kHigh[i]);
     }
-    const int64_t factor = merge_factor(form, fit.width);
     if (factor > 1 && predicted < fit.threshold && predicted < best) {
       best = predicted;
       merge = factor;
