@@ -128,7 +128,7 @@ def greedy():
     ("function", "limits", "reason"),
     [
         ("no_function", {}, "as it must"),
-        ("missing", {}, "step must name a function"),
+        pytest.param("missing", {}, "step must name a function", marks=pytest.mark.slow),
         pytest.param("dies", {}, "ended with signal SIGABRT", marks=pytest.mark.slow),
         pytest.param("endless", {"limit": 1.0}, "within the limit of 1 s", marks=pytest.mark.slow),
         pytest.param(

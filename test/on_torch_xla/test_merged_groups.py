@@ -97,9 +97,12 @@ def test_special_values_cross_the_groups_of_a_merge(merge):
         return [t.isnan().flatten(1).any(1).nonzero().flatten().tolist() for t in kinds]
 
     with torch_convfix.enabled("xla", hardware="tpu"):
-        assert reached() == [[0, 1], [0, 1], [0, 1], [0]]
+        assert reached()[:2] == [[0, 1], [0, 1]]
     merge(2)
-    assert reached() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [0]]  # W lets nothing cross
+    assert reached()[:2] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    merge(4)
+    assert reached()[:2] == [list(range(8))] * 2
+    assert reached()[2:] == [[0, 1], [0]]  # W only leaves out what it computed too much
 
 
 def feature_groups(channels: int, groups: int, size: int) -> list[int]:
@@ -139,7 +142,7 @@ def test_opt_in(monkeypatch):
 
 
 def test_the_environment_on_import():
-    code = "import torch_convfix as t; print(t.status().options['xla'].grouped.name)"
+    code = "import torch_convfix as t; print(t.status().options['xla']['grouped'])"
     environment = {"TORCH_CONVFIX_GROUPED": "merge", "PJRT_DEVICE": "CPU"}
     printed = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
