@@ -3,6 +3,7 @@
 import operator
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,14 @@ def _conv(
         pads = [(p, p) for p in padding]
         return lax.conv_general_dilated(x, w, stride, pads, feature_group_count=groups)
     i, o, *kernel = w.shape
-    w = w.reshape(groups, i // groups, o, *kernel).swapaxes(1, 2).reshape(groups * o, i // groups, *kernel)
-    pads = [(k - 1 - p, k - 1 - p + q) for k, p, q in zip(kernel, padding, output_padding, strict=True)]
+    w = (
+        w.reshape(groups, i // groups, o, *kernel)
+        .swapaxes(1, 2)
+        .reshape(groups * o, i // groups, *kernel)
+    )
+    pads = [
+        (k - 1 - p, k - 1 - p + q) for k, p, q in zip(kernel, padding, output_padding, strict=True)
+    ]
     return lax.conv_general_dilated(
         x, jnp.flip(w, (2, 3)), (1, 1), pads, lhs_dilation=stride, feature_group_count=groups
     )
@@ -50,41 +57,13 @@ def _loss(layer: layers.Layer) -> Callable[[Any, Any], Any]:
     return lambda x, w: jnp.tanh(_layer(layer, x, w)).mean()
 
 
+def _forward_backward(layer: layers.Layer) -> Callable[..., Any]:
+    return jax.grad(_loss(layer), (1, 0))
+
+
 def _penalty(layer: layers.Layer) -> Callable[..., Any]:
-    first = jax.grad(_loss(layer), (1, 0))
+    first = _forward_backward(layer)
     return jax.grad(lambda x, w: sum((g * g).sum() for g in first(x, w)), (1, 0))
-
-
-def seed_gp() -> Workload:
-    return _penalty(layers.SEED), torch_steps.seed_gp()[1]
-
-
-def r50_gp() -> Workload:
-    return _penalty(layers.R50), torch_steps.r50_gp()[1]
-
-
-def dw_gp() -> Workload:
-    return _penalty(layers.DW), torch_steps.dw_gp()[1]
-
-
-def gr_gp() -> Workload:
-    return _penalty(layers.GR), torch_steps.gr_gp()[1]
-
-
-def tr_gp() -> Workload:
-    return _penalty(layers.TR), torch_steps.tr_gp()[1]
-
-
-def r50_fb() -> Workload:
-    return jax.grad(_loss(layers.R50), (1, 0)), torch_steps.r50_fb()[1]
-
-
-def dw_fb() -> Workload:
-    return jax.grad(_loss(layers.DW), (1, 0)), torch_steps.dw_fb()[1]
-
-
-def tr_fb() -> Workload:
-    return jax.grad(_loss(layers.TR), (1, 0)), torch_steps.tr_fb()[1]
 
 
 def _batch_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -173,7 +152,7 @@ def _apply(model: nn.Module) -> Callable[[dict[str, Any], Any], Any]:
     return forward
 
 
-def _r1(name: str) -> Workload:
+def _r1(name: str) -> Callable[..., Any]:
     model = nets.classifier(name)
     names = [n for n, _ in model.named_parameters()]
     forward = _apply(model)
@@ -183,27 +162,10 @@ def _r1(name: str) -> Workload:
         g = jax.grad(lambda image: forward(named, image).sum())(x)
         return (g * g).sum()
 
-    step = lambda x, *parameters: jax.grad(penalty)(parameters, x)  # noqa: E731
-    return step, [torch.rand(32, 3, 224, 224), *model.parameters()]
+    return lambda x, *parameters: jax.grad(penalty)(parameters, x)
 
 
-def mobilenet_v2_r1() -> Workload:
-    return _r1("mobilenet_v2")
-
-
-def efficientnet_b0_r1() -> Workload:
-    return _r1("efficientnet_b0")
-
-
-def resnext50_r1() -> Workload:
-    return _r1("resnext50_32x4d")
-
-
-def resnet50_r1() -> Workload:
-    return _r1("resnet50")
-
-
-def wgan_gp() -> Workload:
+def _wgan_gp() -> Callable[..., Any]:
     generator, critic = nets.generator(), nets.critic()
     g_names = [n for n, _ in generator.named_parameters()]
     c_names = [n for n, _ in critic.named_parameters()]
@@ -225,10 +187,10 @@ def wgan_gp() -> Workload:
 
         return jax.grad(critic_loss)(of_critic), jax.grad(generator_loss)(of_generator)
 
-    return step, torch_steps.wgan_gp()[1]
+    return step
 
 
-def maml() -> Workload:
+def _maml() -> Callable[..., Any]:
     model = nets.conv4()
     names = [n for n, _ in model.named_parameters()]
     forward = _apply(model)
@@ -245,4 +207,18 @@ def maml() -> Workload:
 
         return jax.grad(outer)(parameters)
 
-    return step, torch_steps.maml()[1]
+    return step
+
+
+def __getattr__(name: str) -> Callable[[], Workload]:
+    """The workload by its name, with the inputs of the PyTorch one."""
+    steps = {
+        **{n: partial(_penalty, layer) for n, layer in layers.PENALTIES.items()},
+        **{n: partial(_forward_backward, layer) for n, layer in layers.FORWARD_BACKWARDS.items()},
+        **{n: partial(_r1, model) for n, model in layers.MODELS.items()},
+        "wgan_gp": _wgan_gp,
+        "maml": _maml,
+    }
+    if name not in steps:
+        raise AttributeError(name)
+    return lambda: (steps[name](), getattr(torch_steps, name)()[1])

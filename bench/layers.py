@@ -28,8 +28,20 @@ class Layer:
         return (first, second // self.groups, 3, 3)
 
 
-SEED = Layer(3, 20, 32)
-R50 = Layer(128, 128, 56)
-DW = Layer(96, 96, 56, groups=96)
-GR = Layer(128, 128, 56, groups=32)
-TR = Layer(128, 64, 28, transposed=True, output_padding=1)
+LAYERS = {
+    "seed": Layer(3, 20, 32),
+    "r50": Layer(128, 128, 56),
+    "dw": Layer(96, 96, 56, groups=96),
+    "gr": Layer(128, 128, 56, groups=32),
+    "tr": Layer(128, 64, 28, transposed=True, output_padding=1),
+}
+# Workloads of one layer by name; gp is a gradient-penalty step, fb a forward and backward.
+PENALTIES = {f"{name}_gp": layer for name, layer in LAYERS.items()}
+FORWARD_BACKWARDS = {f"{name}_fb": LAYERS[name] for name in ("r50", "dw", "tr")}
+# Workloads of a whole torchvision model.
+MODELS = {
+    "resnet50_r1": "resnet50",
+    "resnext50_r1": "resnext50_32x4d",
+    "mobilenet_v2_r1": "mobilenet_v2",
+    "efficientnet_b0_r1": "efficientnet_b0",
+}

@@ -67,6 +67,4 @@ def conv4(classes: int = 5) -> nn.Module:
     for _ in range(4):
         layers += [nn.Conv2d(channels, 64, 3, 2, 1), nn.BatchNorm2d(64), nn.ReLU()]
         channels = 64
-    return _batch_statistics(
-        nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 2 * 2, classes))
-    )
+    return _batch_statistics(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 2 * 2, classes)))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,38 +44,6 @@ def _forward_backward(layer: layers.Layer) -> Workload:
     return step, _inputs(layer)
 
 
-def seed_gp() -> Workload:
-    return _penalty(layers.SEED)
-
-
-def r50_gp() -> Workload:
-    return _penalty(layers.R50)
-
-
-def dw_gp() -> Workload:
-    return _penalty(layers.DW)
-
-
-def gr_gp() -> Workload:
-    return _penalty(layers.GR)
-
-
-def tr_gp() -> Workload:
-    return _penalty(layers.TR)
-
-
-def r50_fb() -> Workload:
-    return _forward_backward(layers.R50)
-
-
-def dw_fb() -> Workload:
-    return _forward_backward(layers.DW)
-
-
-def tr_fb() -> Workload:
-    return _forward_backward(layers.TR)
-
-
 def _parameters(model: nn.Module) -> tuple[list[str], list[Tensor]]:
     named = dict(model.named_parameters())
     return list(named), list(named.values())
@@ -93,20 +62,16 @@ def _r1(name: str) -> Workload:
     return step, [torch.rand(32, 3, 224, 224, requires_grad=True), *parameters]
 
 
-def mobilenet_v2_r1() -> Workload:
-    return _r1("mobilenet_v2")
-
-
-def efficientnet_b0_r1() -> Workload:
-    return _r1("efficientnet_b0")
-
-
-def resnext50_r1() -> Workload:
-    return _r1("resnext50_32x4d")
-
-
-def resnet50_r1() -> Workload:
-    return _r1("resnet50")
+def __getattr__(name: str) -> Callable[[], Workload]:
+    """The workload of one layer or one model by its name."""
+    for kind, make in (
+        (layers.PENALTIES, _penalty),
+        (layers.FORWARD_BACKWARDS, _forward_backward),
+        (layers.MODELS, _r1),
+    ):
+        if name in kind:
+            return partial(make, kind[name])
+    raise AttributeError(name)
 
 
 def wgan_gp() -> Workload:

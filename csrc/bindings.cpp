@@ -14,13 +14,11 @@ PYBIND11_MODULE(_C, m) {
       .value("cpu", Hardware::kCPU)
       .value("tpu", Hardware::kTPU)
       .value("other", Hardware::kOther);
-  py::enum_<Grouped>(m, "Grouped")
-      .value("direct", Grouped::kDirect)
-      .value("merge", Grouped::kMerge);
+  py::enum_<Grouped>(m, "Grouped").value("direct", Grouped::kDirect).value("merge", Grouped::kMerge);
   py::class_<Options>(m, "Options")
       .def(
-          py::init([](OutputPadding output_padding, Hardware hardware, bool derivatives,
-                      Grouped grouped, int64_t merge) {
+          py::init([](OutputPadding output_padding, Hardware hardware, bool derivatives, Grouped grouped,
+                      int64_t merge) {
             return Options{output_padding, {hardware, grouped, merge}, derivatives};
           }),
           py::arg("output_padding"), py::arg("hardware"), py::arg("derivatives"),

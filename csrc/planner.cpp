@@ -68,8 +68,13 @@ int64_t choose_merge(const Form& form, const MergeFit (&fits)[2]) {
   for (const auto& fit : fits) {
     const int64_t factor = merge_factor(form, fit.width);
     const std::array<int64_t, 7> sizes{
-        form.w[1], form.x[1], product(at::IntArrayRef(form.g).slice(2)),
-        product(at::IntArrayRef(form.w).slice(2)), product(form.stride), form.x[0], factor};
+        form.w[1],
+        form.x[1],
+        product(at::IntArrayRef(form.g).slice(2)),
+        product(at::IntArrayRef(form.w).slice(2)),
+        product(form.stride),
+        form.x[0],
+        factor};
     double predicted = fit.intercept;
     for (size_t i = 0; i < sizes.size(); ++i) {
       const double feature = std::log2(std::max<int64_t>(sizes[i], 1));

@@ -76,8 +76,8 @@ def enable(
     padding = _choice("output_padding", output_padding, _C.OutputPadding)
     _import_stack(device)
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
-    grouped = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
-    merging = _choice("grouped", grouped, _C.Grouped)
+    wanted = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
+    merging = _choice("grouped", wanted, _C.Grouped)
     _C.enable(device, _C.Options(padding, chosen, derivatives, merging))
 
 

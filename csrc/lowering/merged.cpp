@@ -38,17 +38,29 @@ at::Tensor block_diagonal(const Form& form, int64_t merge, const at::Tensor& w) 
 }  // namespace
 
 at::Tensor forward(
-    const StockKernels& stock, const Form& form, int64_t merge, const at::Tensor& x, const at::Tensor& w) {
+    const StockKernels& stock,
+    const Form& form,
+    int64_t merge,
+    const at::Tensor& x,
+    const at::Tensor& w) {
   return stock.forward(merge_groups(form, merge), x, block_diagonal(form, merge, w));
 }
 
 at::Tensor input_grad(
-    const StockKernels& stock, const Form& form, int64_t merge, const at::Tensor& g, const at::Tensor& w) {
+    const StockKernels& stock,
+    const Form& form,
+    int64_t merge,
+    const at::Tensor& g,
+    const at::Tensor& w) {
   return stock.input_grad(merge_groups(form, merge), g, block_diagonal(form, merge, w));
 }
 
 at::Tensor weight_grad(
-    const StockKernels& stock, const Form& form, int64_t merge, const at::Tensor& x, const at::Tensor& g) {
+    const StockKernels& stock,
+    const Form& form,
+    int64_t merge,
+    const at::Tensor& x,
+    const at::Tensor& g) {
   at::DimVector sizes(form.w.begin(), form.w.end());
   sizes.insert(sizes.begin() + 1, merge);
   const auto all = stock.weight_grad(merge_groups(form, merge), x, g).reshape(sizes);

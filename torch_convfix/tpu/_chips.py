@@ -33,7 +33,9 @@ CHIPS = {
         Chip("v3", "v3:2x2", 123e12 / 2, 900e9 / 2, 16 * _GIB, 0.94e9, _PAPER_V2_V3),
         Chip("v4", "v4:2x2x1", 275e12 / 2, 1200e9 / 2, 16 * _GIB, 1.05e9, _PAPER_V4),
         Chip("v5e", "v5e:1x1", 197e12, 819e9, 16 * _GIB, 1.50e9, f"{_SHEETS}v5e, {_SCALING_BOOK}"),
-        Chip("v5p", "v5p:2x2x1", 459e12, 2765e9, 95 * _GIB, 1.75e9, f"{_SHEETS}v5p, {_SCALING_BOOK}"),
+        Chip(
+            "v5p", "v5p:2x2x1", 459e12, 2765e9, 95 * _GIB, 1.75e9, f"{_SHEETS}v5p, {_SCALING_BOOK}"
+        ),
         Chip("v6e", "v6e:1x1", 918e12, 1640e9, 32 * _GIB, None, f"{_SHEETS}v6e"),
         Chip("v7", "tpu7x:2x2x1", 2307e12 / 2, 7380e9 / 2, 96 * _GIB, None, f"{_SHEETS}tpu7x"),
     )

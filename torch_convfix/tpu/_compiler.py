@@ -25,22 +25,22 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """Cycles are the compiler's static estimate; bytes count every operator's reads and writes."""
+class Costs:
+    """Flops and bytes are the compiler's count, cycles its static estimate.
 
-    seconds: float
-    cpu_seconds: float  # of all threads: the same on a busy machine
+    `bytes` counts what every operator reads and writes, much of it in the chip's own memory.
+    `peak_bytes` includes arguments and results. `compile_cpu_seconds` are those of all threads.
+    """
+
+    compile_seconds: float
+    compile_cpu_seconds: float
+    cycles: int
     flops: int
     bytes: int
     argument_bytes: int
     output_bytes: int
     temporary_bytes: int
     peak_bytes: int
-    instructions: list[Instruction]
-
-    @property
-    def cycles(self) -> int:
-        return sum(i.cycles for i in self.instructions)
 
 
 def _import_jax() -> Any:
@@ -123,7 +123,7 @@ def _instructions(text: str) -> list[Instruction]:
     return found
 
 
-def compile_stablehlo(stablehlo: str, topology: str) -> Compiled:
+def compile_stablehlo(stablehlo: str, topology: str) -> tuple[Costs, list[Instruction]]:
     """Compile StableHLO text for one device of the topology.
 
     Raises:
@@ -148,15 +148,16 @@ def compile_stablehlo(stablehlo: str, topology: str) -> Compiled:
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     analysis = executable.cost_analysis()
     memory = executable.get_compiled_memory_stats()
-    text = executable.hlo_modules()[0].to_string()
-    return Compiled(
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
+    instructions = _instructions(executable.hlo_modules()[0].to_string())
+    costs = Costs(
+        compile_seconds=seconds,
+        compile_cpu_seconds=cpu_seconds,
+        cycles=sum(i.cycles for i in instructions),
         flops=int(analysis.get("flops", 0)),
         bytes=int(analysis.get("bytes accessed", 0)),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
-        instructions=_instructions(text),
     )
+    return costs, instructions

@@ -106,10 +106,10 @@ def compile(
     stablehlo, origins = trace(fn, inputs, stack, kernels)
     seconds = time.perf_counter() - start
     return report.make_report(
-        _compiler.compile_stablehlo(stablehlo, topology),
+        *_compiler.compile_stablehlo(stablehlo, topology),
         stablehlo,
         origins,
-        name=name or getattr(fn, "__name__", "step"),
+        name=name or str(getattr(fn, "__name__", "step")),
         stack=stack,
         kernels="jax" if stack == "jax" else kernels,
         topology=topology,

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from torch_convfix.tpu import _chips
-from torch_convfix.tpu._compiler import Compiled
+from torch_convfix.tpu._compiler import Costs, Instruction
 from torch_convfix.tpu._origin import Origin
 
 ESTIMATE = (
@@ -31,12 +31,8 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Report:
-    """One step, compiled for one device of one topology. Bytes and flops are the compiler's count.
-
-    `bytes` counts what every operator reads and writes, much of it in the chip's own memory.
-    `peak_bytes` includes arguments and results; `memory_bytes` is what the device has.
-    """
+class Report(Costs):
+    """One step, compiled for one device of one topology; `memory_bytes` is what the device has."""
 
     name: str
     stack: str
@@ -44,15 +40,6 @@ class Report:
     topology: str
     convolutions: int
     trace_seconds: float
-    compile_seconds: float
-    compile_cpu_seconds: float
-    cycles: int
-    flops: int
-    bytes: int
-    argument_bytes: int
-    output_bytes: int
-    temporary_bytes: int
-    peak_bytes: int
     memory_bytes: int | None
     operators: tuple[Operator, ...]
 
@@ -117,7 +104,8 @@ class Failure:
 
 
 def make_report(
-    compiled: Compiled,
+    costs: Costs,
+    instructions: Sequence[Instruction],
     stablehlo: str,
     origins: Mapping[str, Origin],
     *,
@@ -129,7 +117,7 @@ def make_report(
 ) -> Report:
     """Group the instructions by origin and operator."""
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for instruction in compiled.instructions:
+    for instruction in instructions:
         scope, _, op = instruction.op_name.rpartition("/")
         labels = (scope.split("/")[-1].split(".")[0], instruction.source.split(":")[0])
         found = [origins[label] for label in labels if label in origins]
@@ -144,21 +132,13 @@ def make_report(
     ]
     chip = _chips.find(topology)
     return Report(
+        **asdict(costs),
         name=name,
         stack=stack,
         kernels=kernels,
         topology=topology,
         convolutions=stablehlo.count("stablehlo.convolution"),
         trace_seconds=trace_seconds,
-        compile_seconds=compiled.seconds,
-        compile_cpu_seconds=compiled.cpu_seconds,
-        cycles=compiled.cycles,
-        flops=compiled.flops,
-        bytes=compiled.bytes,
-        argument_bytes=compiled.argument_bytes,
-        output_bytes=compiled.output_bytes,
-        temporary_bytes=compiled.temporary_bytes,
-        peak_bytes=compiled.peak_bytes,
         memory_bytes=chip.memory if chip else None,
         operators=tuple(sorted(operators, key=lambda o: -o.cycles)),
     )
