@@ -68,6 +68,12 @@ class Case:
         return y if batched else y.squeeze(0)
 
 
+def stock_can(case: Case) -> bool:
+    """Whether PyTorch's own double backward can do it: it fails on an empty batch, and on the output
+    padding of a transposed convolution."""
+    return 0 not in case.input_size and not any(case.output_padding)
+
+
 def derivatives(fn: Callable[..., Tensor], inputs: Sequence[Tensor], order: int) -> list[Tensor]:
     """The value, then the gradients of each order: each time of the sum of the squares of the last.
 

@@ -19,6 +19,10 @@ from ._cover import Block, Box, Cover, cover
 Algorithm = Literal["auto", "direct", "im2col"]
 Size = int | Sequence[int]
 
+FEW_CHANNELS = (
+    4  # up to here a convolution is slower than gathering its taps (bench/masked_conv.py)
+)
+
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -45,7 +49,8 @@ def masked_conv(
         padding: a number, one a dimension, "valid" or "same".
         algorithm: "direct" gives each dense piece to the device's own convolution. "im2col" gathers
             the kept taps for one matrix product, which cannot mix taps. "auto" is "im2col" where the
-            device's library is known to use Winograd or FFT kernels, else "direct".
+            device's library is known to use Winograd or FFT kernels (cuDNN, MPS, NNPACK), and for
+            up to 4 input channels, where it is faster; else "direct".
 
     Raises:
         ValueError: for a mask that is not 0/1 or does not broadcast, and for sizes that do not fit.
@@ -108,18 +113,20 @@ def apply_cover(
     x = input.unflatten(-n - 1, (groups, ins))
     x = x.unsqueeze(0) if input.dim() == n + 1 else x
     w = weight.unflatten(0, (groups, -1))
-    im2col = algorithm == "im2col" or (algorithm == "auto" and _mixes_taps(input))
 
     total = None
     for block in plan.blocks:
         x_block = _select(_select(x, 1, block.groups), 2, block.ins)
         rows, columns = (block.ins, block.outs) if transposed else (block.outs, block.ins)
         w_block = _select(_select(_select(w, 0, block.groups), 1, rows), 2, columns)
-        # The first convolution of a whole block can add the bias, which saves a pass.
+        im2col = algorithm == "im2col"
+        if algorithm == "auto":
+            im2col = x_block.shape[1] * x_block.shape[2] <= FEW_CHANNELS or _mixes_taps(input)
+        # The first piece of a whole block can add the bias, which saves a pass.
         whole = len(block.groups) * len(block.outs) == groups * outs
-        fused = bias if whole and total is None and not (im2col or transposed) else None
+        fused = bias if whole and total is None and (im2col or not transposed) else None
         if im2col:
-            pieces = iter([_im2col(axes, block, x_block, w_block, transposed)])
+            pieces = iter([_im2col(axes, block, x_block, w_block, fused, transposed)])
         elif transposed:
             pieces = _direct_transpose(axes, block, x_block, w_block)
         else:
@@ -238,7 +245,12 @@ def _direct_transpose(
 
 
 def _im2col(
-    axes: list[_Axis], block: Block, x: torch.Tensor, w: torch.Tensor, transposed: bool
+    axes: list[_Axis],
+    block: Block,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    transposed: bool,
 ) -> torch.Tensor:
     """One matrix product of the kept weights with the inputs that they meet."""
     w = torch.cat([w[_taps_of(box)].flatten(3) for box in block.boxes], 3)
@@ -264,9 +276,15 @@ def _im2col(
         starts = [o + before for o, (before, _) in zip(offset, margins, strict=True)]
         window = [slice(a, a + m, s) for a, m, s in zip(starts, spans, stride, strict=True)]
         reads.append(x[(..., *window)])
-    columns = torch.stack(reads, 3)  # (batch, groups, ins, taps, *output)
-    y = w.flatten(2) @ columns.flatten(4).flatten(2, 3)
-    return y.flatten(1, 2).unflatten(-1, [axis.output for axis in axes])
+    columns = torch.stack(reads, 3).flatten(4).flatten(2, 3)  # (batch, groups, ins * taps, outputs)
+    batch, columns = columns.shape[0], columns.flatten(0, 1)
+    w = w.flatten(2).expand(batch, -1, -1, -1).flatten(0, 1)
+    if bias is None:
+        y = torch.bmm(w, columns)
+    else:
+        bias = bias.view(1, -1, w.shape[1], 1).expand(batch, -1, -1, -1).flatten(0, 1)
+        y = torch.baddbmm(bias, w, columns)
+    return y.unflatten(0, (batch, -1)).flatten(1, 2).unflatten(-1, [axis.output for axis in axes])
 
 
 def _taps_of(box: Box) -> tuple[Any, ...]:
