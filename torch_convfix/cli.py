@@ -7,6 +7,7 @@ import sys
 # Each module has `add_arguments(parser)` and `main(args) -> exit code`; loaded when asked for.
 _COMMANDS = {
     "status": "torch_convfix._status_command",
+    "tpu": "torch_convfix.tpu._command",
 }
 
 
