@@ -2,12 +2,26 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/avg_pool3d.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/einsum_native.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/selu_native.h>
+#include <ATen/ops/slice_copy.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <limits>
+
+#include "index.h"
 
 namespace torch_convfix {
 namespace {
@@ -34,6 +48,221 @@ at::Tensor max_pool3d(
     bool ceil_mode) {
   return std::get<0>(
       at::max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+// The kernel that torch_xla and core have at the autograd key, fetched before ours takes its place.
+class Stock {
+ public:
+  explicit Stock(const char* op)
+      : kernel_(
+            c10::Dispatcher::singleton().findSchemaOrThrow(op, "").getComputedKernelForDispatchKey(
+                c10::DispatchKey::AutogradXLA)) {
+  }
+
+  at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
+    kernel_.callBoxed(kernel_.opHandle(), keys, &stack);
+    return std::move(stack[0]).toTensor();
+  }
+
+ private:
+  c10::SafeKernelFunction kernel_;
+};
+
+// One entry a dimension, where the operators take one for all.
+at::DimVector spread(at::IntArrayRef values, int64_t dim) {
+  return values.size() == 1 ? at::DimVector(dim, values[0])
+                            : at::DimVector(values.begin(), values.end());
+}
+
+at::Tensor pad_last(
+    const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value) {
+  std::vector<int64_t> pads;
+  for (auto i = static_cast<int64_t>(before.size()) - 1; i >= 0; --i) {
+    pads.insert(pads.end(), {before[i], after[i]});
+  }
+  return at::constant_pad_nd(t, pads, value);
+}
+
+// A max pool's gradient as selections, a linear function of grad_output that differentiates into
+// selections again. Core's derivative of the gradient asks for the indices of the maxima, which
+// torch_xla computes in a loop that visits one output at a time.
+at::Tensor select_maxima(
+    const at::Tensor& grad_output,
+    const at::Tensor& self,
+    const at::Tensor& pooled,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation) {
+  const auto dim = static_cast<int64_t>(kernel_size.size());
+  const auto size = self.sizes().slice(self.dim() - dim), out = pooled.sizes().slice(self.dim() - dim);
+  // Padded position o * stride + t * dilation is position o + t * dilation / stride of the phase
+  // t * dilation % stride; a phase has `length` positions.
+  at::DimVector length(dim), after(dim), none(dim, 0);
+  for (int64_t i = 0; i < dim; ++i) {
+    const int64_t reached = (out[i] - 1) * stride[i] + (kernel_size[i] - 1) * dilation[i] + 1;
+    length[i] = (std::max(reached, size[i] + padding[i]) + stride[i] - 1) / stride[i];
+    after[i] = length[i] * stride[i] - size[i] - padding[i];
+  }
+  const auto padded = pad_last(self, padding, after, -std::numeric_limits<double>::infinity());
+  const auto inside = pad_last(at::ones(size, self.options().dtype(at::kBool)), padding, after, false);
+  const auto met_by = [&](at::Tensor t, at::IntArrayRef tap) {
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t start = tap[i] * dilation[i];
+      t = at::slice_copy(t, i - dim, start, start + (out[i] - 1) * stride[i] + 1, stride[i]);
+    }
+    return t;
+  };
+
+  at::Tensor taken;
+  std::vector<at::Tensor> phases(c10::multiply_integers(stride));
+  for_each_index(kernel_size, [&](at::IntArrayRef tap) {
+    const auto part = met_by(padded, tap);
+    const auto maximal = ((part == pooled) | part.isnan()) & met_by(inside, tap);
+    const auto first = taken.defined() ? maximal & taken.logical_not() : maximal;
+    taken = taken.defined() ? taken | maximal : maximal;
+    at::DimVector before(dim), behind(dim);
+    int64_t phase = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t offset = tap[i] * dilation[i];
+      before[i] = offset / stride[i];
+      behind[i] = length[i] - out[i] - before[i];
+      phase = phase * stride[i] + offset % stride[i];
+    }
+    const auto chosen = at::where(first, grad_output, at::zeros_like(grad_output));
+    const auto shifted = pad_last(chosen, before, behind, 0);
+    phases[phase] = phases[phase].defined() ? phases[phase] + shifted : shifted;
+  });
+
+  // [*stride phases, *batch, *length] -> [*batch, length, phase, length, phase, ...]
+  at::DimVector sizes(self.sizes().begin(), self.sizes().end() - dim);
+  const auto batch = static_cast<int64_t>(sizes.size());
+  at::DimVector joined = sizes, order, full(stride.begin(), stride.end());
+  full.append(sizes.begin(), sizes.end());
+  full.append(length.begin(), length.end());
+  sizes.append(length.begin(), length.end());
+  for (auto& phase : phases) {
+    phase = phase.defined() ? phase : at::zeros(sizes, grad_output.options());
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    order.push_back(dim + i);
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    order.insert(order.end(), {dim + batch + i, i});
+    joined.push_back(length[i] * stride[i]);
+  }
+  auto result = at::stack(phases).reshape(full).permute(order).reshape(joined);
+  for (int64_t i = 0; i < dim; ++i) {
+    result = at::slice_copy(result, i - dim, padding[i], padding[i] + size[i]);
+  }
+  return result;
+}
+
+// Where the gradient will not be differentiated, the stock kernel; forward mode is right there too.
+template <int64_t dim>
+torch::CppFunction make_max_pool_backward() {
+  const auto stock = std::make_shared<Stock>(
+      dim == 2 ? "aten::max_pool2d_with_indices_backward" : "aten::max_pool3d_with_indices_backward");
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                                const at::Tensor& self, at::IntArrayRef kernel_size,
+                                at::IntArrayRef stride, at::IntArrayRef padding,
+                                at::IntArrayRef dilation, bool ceil_mode, const at::Tensor& indices) {
+    if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || grad_output.numel() == 0) {
+      return (*stock)(
+          keys, {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
+    }
+    const auto pool = dim == 2 ? &at::max_pool2d_with_indices : &at::max_pool3d_with_indices;
+    const auto input = self.detach();
+    const auto pooled = std::get<0>(pool(input, kernel_size, stride, padding, dilation, ceil_mode));
+    return select_maxima(
+        grad_output, input, pooled, spread(kernel_size, dim),
+        spread(stride.empty() ? kernel_size : stride, dim), spread(padding, dim), spread(dilation, dim));
+  });
+}
+
+// torch_xla takes self for elu's result whatever is_result says. Serves elu, selu, celu and the forms in
+// place. From elu(x) = scale * x for x > 0, else alpha * scale * (exp(input_scale * x) - 1).
+at::Tensor elu_backward(
+    const at::Tensor& grad_output,
+    const at::Scalar& alpha,
+    const at::Scalar& scale,
+    const at::Scalar& input_scale,
+    bool is_result,
+    const at::Tensor& self_or_result) {
+  const double negative_scale = alpha.toDouble() * scale.toDouble();
+  // Clamped, so that an overflow where the other branch is taken does not become zero times infinity.
+  const auto slope = is_result ? self_or_result + negative_scale
+                               : (self_or_result.clamp_max(0) * input_scale).exp() * negative_scale;
+  return at::where(
+      self_or_result > 0, grad_output * scale, grad_output * (slope * input_scale.toDouble()));
+}
+
+// torch_xla ignores the divisor. A window's sum is its mean times its size, once the zeros that it
+// reaches are there: those of the padding, and those past it that ceil_mode admits.
+class AvgPool {
+ public:
+  using Pool = at::Tensor(
+      const at::Tensor&,
+      at::IntArrayRef,
+      at::IntArrayRef,
+      at::IntArrayRef,
+      bool,
+      bool,
+      std::optional<int64_t>);
+
+  AvgPool(const char* op, Pool* pool) : pool_(pool), stock_(op) {
+  }
+
+  at::Tensor operator()(
+      int64_t dim,
+      c10::DispatchKeySet keys,
+      const at::Tensor& self,
+      at::IntArrayRef kernel_size,
+      at::IntArrayRef stride,
+      at::IntArrayRef padding,
+      bool ceil_mode,
+      bool count_include_pad,
+      std::optional<int64_t> divisor_override) const {
+    if (!divisor_override) {
+      return stock_(
+          keys, {self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override});
+    }
+    TORCH_CHECK(*divisor_override != 0, "avg_pool: divisor_override must not be 0, got 0");
+    const auto kernel = spread(kernel_size, dim), before = spread(padding, dim);
+    const auto step = stride.empty() ? kernel : spread(stride, dim);
+    at::DimVector after(dim);
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t k = kernel[i], s = step[i], p = before[i], size = self.size(i - dim);
+      int64_t windows = (size + 2 * p - k + (ceil_mode ? s - 1 : 0)) / s + 1;
+      if (ceil_mode && (windows - 1) * s >= size + p) {
+        --windows;  // one that would start past the input
+      }
+      after[i] = std::max<int64_t>(p, (windows - 1) * s + k - size - p);
+    }
+    const auto padded = pad_last(self, before, after, 0);
+    const auto mean = pool_(padded, kernel_size, stride, {0}, false, true, std::nullopt);
+    const auto window = static_cast<double>(c10::multiply_integers(kernel));
+    return mean * (window / static_cast<double>(*divisor_override));
+  }
+
+ private:
+  Pool* pool_;
+  Stock stock_;
+};
+
+template <int64_t dim>
+torch::CppFunction make_avg_pool() {
+  const auto pool = dim == 2 ? std::make_shared<AvgPool>("aten::avg_pool2d", &at::avg_pool2d)
+                             : std::make_shared<AvgPool>("aten::avg_pool3d", &at::avg_pool3d);
+  return torch::CppFunction([pool](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                                at::IntArrayRef padding, bool ceil_mode, bool count_include_pad,
+                                std::optional<int64_t> divisor_override) {
+    return (*pool)(
+        dim, keys, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override);
+  });
 }
 
 // The losses below follow the formulas in the documentation of torch.nn.NLLLoss and CrossEntropyLoss.
@@ -146,9 +375,10 @@ torch::CppFunction make() {
       c10::CompileTimeFunctionPointer<Function, function>());
 }
 
-#define FIX(op, fault)                  \
-  DerivativeFix {                       \
-    #op, fault, make<decltype(op), &op> \
+#define MAKE(function) (make<decltype(function), &(function)>)
+#define FIX(op, fault)   \
+  DerivativeFix {        \
+    #op, fault, MAKE(op) \
   }
 
 }  // namespace
@@ -158,6 +388,16 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   static const std::vector<DerivativeFix> xla{
       FIX(max_pool2d, "the second derivative through the pooled tensor is dropped"),
       FIX(max_pool3d, "the second derivative through the pooled tensor is dropped"),
+      {"max_pool2d_with_indices_backward", "its derivative loops over every output",
+       make_max_pool_backward<2>},
+      {"max_pool3d_with_indices_backward", "its derivative loops over every output",
+       make_max_pool_backward<3>},
+      FIX(elu_backward, "the derivatives of elu, selu and celu are those at their result"),
+      {"selu", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu)},
+      {"selu_", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu_)},
+      {"einsum", "the second derivative is dropped", MAKE(at::native::einsum)},
+      {"avg_pool2d", "divisor_override is ignored", make_avg_pool<2>},
+      {"avg_pool3d", "divisor_override is ignored", make_avg_pool<3>},
   };
   static const std::vector<DerivativeFix> tpu{
       FIX(cross_entropy_loss, "the second derivative is dropped"),
@@ -167,5 +407,6 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
 }
 
 #undef FIX
+#undef MAKE
 
 }  // namespace torch_convfix

@@ -242,7 +242,9 @@ def _direct_transpose(
             y = convolve(
                 read, w_box, None, stride, padding, 0, len(block.groups), _dilation(axes, box)
             )
-            yield _fit(y, margins, shared)
+            placed = _fit(y, margins, shared)
+            if placed is not None:
+                yield placed
 
 
 def _im2col(
@@ -271,12 +273,12 @@ def _im2col(
         (max(0, -min(o)), max(0, max(o) + span - size))
         for o, span, size in zip(zip(*offsets, strict=True), spans, x.shape[3:], strict=True)
     ]
-    x = _fit(x, margins)
+    x = F.pad(x, [m for margin in reversed(margins) for m in margin])
     reads = []
     for offset in offsets:
         starts = [o + before for o, (before, _) in zip(offset, margins, strict=True)]
         window = [slice(a, a + m, s) for a, m, s in zip(starts, spans, stride, strict=True)]
-        reads.append(x[(..., *window)])
+        reads.append(x[_index(window)])
     columns = torch.stack(reads, 3).flatten(4).flatten(2, 3)  # (batch, groups, ins * taps, outputs)
     batch, columns = columns.shape[0], columns.flatten(0, 1)
     w = w.flatten(2).expand(batch, -1, -1, -1).flatten(0, 1)
@@ -288,8 +290,12 @@ def _im2col(
     return y.unflatten(0, (batch, -1)).flatten(1, 2).unflatten(-1, [axis.output for axis in axes])
 
 
+def _index(window: Sequence[slice]) -> tuple[Any, ...]:
+    return (..., *window)
+
+
 def _taps_of(box: Box) -> tuple[Any, ...]:
-    return (..., *(slice(taps.start, taps.stop, taps.step) for taps in box))
+    return _index([slice(taps.start, taps.stop, taps.step) for taps in box])
 
 
 def _dilation(axes: list[_Axis], box: Box) -> list[int]:

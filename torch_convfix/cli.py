@@ -6,8 +6,10 @@ import sys
 
 # Each module has `add_arguments(parser)` and `main(args) -> exit code`; loaded when asked for.
 _COMMANDS = {
+    "audit": "torch_convfix._audit_command",
     "status": "torch_convfix._status_command",
     "tpu": "torch_convfix.tpu._command",
+    "verify": "torch_convfix._verify_command",
 }
 
 

@@ -1,6 +1,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/expand_copy.h>
+#include <ATen/ops/unsqueeze_copy.h>
+#include <ATen/ops/view_copy.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -22,17 +25,18 @@ Form merge_groups(Form form, int64_t merge) {
 at::Tensor keep_diagonal(const Form& form, int64_t merge, const at::Tensor& blocks) {
   const auto ints = blocks.options().dtype(at::kInt);
   const auto row = at::arange(form.w[0], ints).floor_divide(form.w[0] / form.groups).remainder(merge);
-  const auto same = row.unsqueeze(1) == at::arange(merge, ints);
+  const auto same = at::unsqueeze_copy(row, 1) == at::arange(merge, ints);
   at::DimVector sizes(blocks.dim(), 1);
   sizes[0] = form.w[0];
   sizes[1] = merge;
-  return at::where(same.reshape(sizes), blocks, at::zeros({}, blocks.options()));
+  return at::where(at::view_copy(same, sizes), blocks, at::zeros({}, blocks.options()));
 }
 
 at::Tensor block_diagonal(const Form& form, int64_t merge, const at::Tensor& w) {
   at::DimVector sizes(form.w.begin(), form.w.end());
   sizes.insert(sizes.begin() + 1, merge);
-  return keep_diagonal(form, merge, w.unsqueeze(1).expand(sizes)).reshape(merge_groups(form, merge).w);
+  const auto blocks = at::expand_copy(at::unsqueeze_copy(w, 1), sizes);
+  return at::view_copy(keep_diagonal(form, merge, blocks), merge_groups(form, merge).w);
 }
 
 }  // namespace
@@ -63,7 +67,7 @@ at::Tensor weight_grad(
     const at::Tensor& g) {
   at::DimVector sizes(form.w.begin(), form.w.end());
   sizes.insert(sizes.begin() + 1, merge);
-  const auto all = stock.weight_grad(merge_groups(form, merge), x, g).reshape(sizes);
+  const auto all = at::view_copy(stock.weight_grad(merge_groups(form, merge), x, g), sizes);
   return keep_diagonal(form, merge, all).sum(1);
 }
 

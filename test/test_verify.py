@@ -1,0 +1,187 @@
+"""What verify finds, and how it tells it."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from random import Random
+
+import pytest
+import torch
+import wrong_kernels
+
+from torch_convfix.verify import check, conv_cases, tensor
+from torch_convfix.verify.compare import Outcome, compare
+from torch_convfix.verify.derivatives import Call, all_stages
+from torch_convfix.verify.devices import Device
+from torch_convfix.verify.report import Environment, Finding, Kind, Report
+from torch_convfix.verify.sweep import run
+from torch_convfix.verify.workers import Death, Settings, worker
+
+CPU = Device("cpu")
+
+
+def in_two_dimensions() -> list[conv_cases.ConvCase]:
+    return [c for c in conv_cases.declared() if len(c.size) == 2 and not c.must_raise]
+
+
+def wrong_cases() -> list[tuple[conv_cases.ConvCase, Outcome]]:
+    results = [(c, compare(c.call(), CPU, all_stages(2), torch.float64)) for c in in_two_dimensions()]
+    return [(c, outcome) for c, outcome in results if outcome.wrong]
+
+
+@pytest.mark.parametrize("name", wrong_kernels.MUTATIONS)
+def test_a_wrong_kernel_is_found(name: str):
+    with wrong_kernels.registered(name):
+        found = wrong_cases()
+    which, fault = wrong_kernels.MUTATIONS[name]
+    stages = all_stages(2)
+    first = {"F": "value", "I": "order 1", "W": "order 1", "double backward": "order 2"}[which]
+    # Never before the order that first uses the kernel; later only where the stock double backward
+    # calls it in another geometry.
+    assert min((outcome.fault() for _, outcome in found), key=stages.index) == first
+    if fault == wrong_kernels.GROUPS:
+        assert all(case.groups > 1 for case, outcome in found if outcome.fault() == first)
+
+
+def test_the_cpu_as_it_is_has_no_wrong_case():
+    assert wrong_cases() == []
+
+
+def test_shrinking_keeps_the_fault_and_drops_the_rest():
+    def fails(case: conv_cases.ConvCase) -> bool:
+        return case.groups > 1 and case.stride[0] > 1
+
+    drawn, cases = Random(0), []
+    while len(cases) < 5:
+        case = conv_cases.draw(drawn)
+        cases += [case] if fails(case) else []
+    for case in cases:
+        small = conv_cases.shrink(case, fails)
+        assert fails(small) and small.valid()
+        dim = len(case.size)
+        ones = (1,) * dim
+        assert (small.groups, small.size, small.kernel, small.batch) == (2, ones, ones, 1)
+        assert small.stride == (2, *ones[1:])
+
+
+def test_random_cases_are_valid_and_the_same_for_a_seed():
+    first, second = ([conv_cases.draw(r) for _ in range(50)] for r in (Random(3), Random(3)))
+    assert first == second
+    for case in first:
+        call = case.call()
+        assert torch.allclose(
+            call.fn(*call.args), call.reference(*call.args), rtol=1e-9, atol=1e-9
+        )
+
+
+def test_a_dropped_term_is_an_error_and_a_random_call_is_skipped():
+    dropped = compare(
+        Call(lambda x: x.detach() * x, (tensor(3),), reference=lambda x: x * x),
+        CPU, all_stages(2), torch.float64,
+    )  # fmt: skip
+    assert dropped.fault() == "order 1"
+    assert dropped.errors["value"] == 0
+    random = compare(Call(torch.dropout, (tensor(9), 0.5, True)), CPU, all_stages(1), torch.float32)
+    assert random.skipped == "random"
+
+
+@pytest.mark.parametrize("got", [math.nan, math.inf])
+def test_what_is_not_finite_is_wrong(got: float):
+    call = Call(lambda x: x * got, (tensor(3),), reference=lambda x: x)
+    assert compare(call, CPU, ["value"], torch.float64).errors == {"value": math.inf}
+
+
+def test_a_line_of_the_report_repeats_the_case():
+    case = next(c for c in in_two_dimensions() if c.transposed and c.bias)
+    with wrong_kernels.registered("F, sign"):
+        outcome = eval(f"check({case.spell()}, device='cpu')", {"check": check, "tensor": tensor})
+    assert outcome.fault() == "value"
+
+
+class Killer:
+    """A case that ends the process that runs it."""
+
+    op = "kill"
+
+    def call(self, dtype: torch.dtype) -> Call:
+        return Call(lambda: os.kill(os.getpid(), signal.SIGFPE))
+
+
+@pytest.mark.slow
+def test_a_death_is_a_result_and_the_next_case_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    with worker(Settings("cpu", imports=("test_verify",)), timeout=100) as own:
+        death = own.run(Killer())
+        assert isinstance(death, Death) and death.how == "SIGFPE"
+        assert own.run(in_two_dimensions()[0]).fault() == ""
+
+
+def test_a_worker_that_does_not_start_says_why():
+    with worker(Settings("cpu", imports=("no_such_module",)), timeout=100) as own:
+        with pytest.raises(RuntimeError, match="no_such_module"):
+            own.start()
+
+
+@pytest.mark.slow
+def test_the_command_finds_a_wrong_backend(tmp_path):
+    def verify(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
+        report = tmp_path / "report.json"
+        return subprocess.run(
+            [
+                sys.executable, "-m", "torch_convfix.cli", "verify", "--device", "cpu", "--cases", "5",
+                "--only", "nn.functional.conv2d", "--jobs", "1", "--json", report, *options,
+            ],
+            env={**os.environ, **env, "PYTHONPATH": os.path.dirname(__file__)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+
+    assert verify().returncode == 0
+    done = verify("--import", "wrong_kernels", "--stock", CONVFIX_MUTATION="W, sign")
+    assert done.returncode == 1, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    (finding,) = (f for f in report["findings"] if f["kind"] == "wrong")
+    assert (finding["op"], finding["fault"]) == ("nn.functional.conv2d", "order 1")
+    assert "tensor(1, 1, 1, 1)" in finding["line"]  # shrunk
+
+
+def some_report(count: int) -> Report:
+    findings = [
+        Finding(
+            f"nn.functional.operator_{i}", Kind.CRASH if i % 20 == 7 else Kind.WRONG,
+            "SIGFPE" if i % 20 == 7 else "order 2", {"order 2": 10.0 ** (i % 5 - 4)}, 3,
+            "import torch; check('nn.functional.conv2d', <script>)",
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    environment = Environment("xla", "stock", "float64", "x86_64", {"torch": "2.9.0"}, True)
+    errors = {f.op: {"value": 0.0, "order 1": 1e-16, **f.stages} for f in findings}
+    errors["nn.functional.relu"] = {"value": 0.0, "order 1": 1e-16, "order 2": math.inf}
+    return Report(environment, 100, 99, findings, errors=errors)
+
+
+@pytest.mark.parametrize("count", [0, 1, 60])
+def test_a_report_of_any_length(count: int):
+    report = some_report(count)
+    assert report.ok == (count == 0)
+    text, page = str(report), report.to_html()
+    assert text.count("nn.functional.operator_") == count
+    assert text.count("check('nn.functional.conv2d', <script>)\n") == count  # on one line
+    assert page.count('class="op">nn.functional.operator_') == count
+    assert "<script>" not in page and "http-equiv" not in page  # escaped, and nothing is loaded
+    assert page.count("<svg") == 1
+    assert len(json.loads(report.to_json())["findings"]) == count
+
+
+def test_a_sweep_that_compares_nothing_is_not_a_success():
+    assert not Report(some_report(0).environment, 10, 0, []).ok
+
+
+@pytest.mark.slow
+def test_the_cpu_is_clean():
+    report = run("cpu", cases=20)
+    assert report.ok, str(report)
+    assert report.compared > 900
+    assert report.artefacts == []
