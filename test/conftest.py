@@ -7,7 +7,9 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # TorchTPU would look for a TPU's host for minutes
+# Without a TPU, TorchTPU would look for one's host for minutes, and wait for libtpu's lock.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 _STACKS = ("torch_xla", "torch_tpu")
 collect_ignore = [f"on_{stack}" for stack in _STACKS if importlib.util.find_spec(stack) is None]

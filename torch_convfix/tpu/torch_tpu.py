@@ -15,12 +15,12 @@ from torch_convfix.tpu import _environment, _origin
 
 _environment.prepare()
 
-import torch  # noqa: E402
-import torch_tpu  # noqa: E402, F401
-from torch_tpu._internal import execution_mode  # noqa: E402
-from torch_tpu._internal.compile import tpu_torch_compile  # noqa: E402
+import torch
+import torch_tpu  # noqa: F401
+from torch_tpu._internal import execution_mode
+from torch_tpu._internal.compile import tpu_torch_compile
 
-from torch_convfix.tpu import _one_device  # noqa: E402
+from torch_convfix.tpu import _one_device
 
 _one_device.install()
 torch.utils.rename_privateuse1_backend("tpu")

@@ -15,7 +15,14 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from torch_convfix.verify.compare import Outcome, compare
-from torch_convfix.verify.derivatives import VALUE, Call, Program, evaluate, order_stage, random_like
+from torch_convfix.verify.derivatives import (
+    VALUE,
+    Call,
+    Program,
+    evaluate,
+    order_stage,
+    random_like,
+)
 from torch_convfix.verify.devices import Device, get_device, kernels
 from torch_convfix.verify.report import error_text
 

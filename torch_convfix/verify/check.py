@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.conv_cases import references
 from torch_convfix.verify.derivatives import Call, Program, all_stages
