@@ -58,12 +58,12 @@ def _loss(layer: layers.Layer) -> Callable[[Any, Any], Any]:
 
 
 def _forward_backward(layer: layers.Layer) -> Callable[..., Any]:
-    return jax.grad(_loss(layer), (1, 0))
+    return jax.grad(_loss(layer), (0, 1))
 
 
 def _penalty(layer: layers.Layer) -> Callable[..., Any]:
     first = _forward_backward(layer)
-    return jax.grad(lambda x, w: sum((g * g).sum() for g in first(x, w)), (1, 0))
+    return jax.grad(lambda x, w: sum((g * g).sum() for g in first(x, w)), (0, 1))
 
 
 def _batch_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:

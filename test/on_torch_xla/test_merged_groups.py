@@ -67,7 +67,7 @@ def grouped_cases(draw: st.DrawFn) -> tuple[Case, int]:
 
 
 def test_same_numbers_to_second_order(merge, case_share):
-    @hypothesis.settings(max_examples=int(40 * case_share) + 2)
+    @hypothesis.settings(max_examples=int(24 * case_share) + 2)
     @hypothesis.given(grouped_cases())
     def check(drawn):
         case, factor = drawn
