@@ -6,20 +6,27 @@
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/diag_native.h>
 #include <ATen/ops/einsum_native.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/kl_div_native.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/nll_loss_nd_native.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/selu_native.h>
 #include <ATen/ops/slice_copy.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/std_native.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "index.h"
 
@@ -53,10 +60,10 @@ at::Tensor max_pool3d(
 // The kernel that torch_xla and core have at the autograd key, fetched before ours takes its place.
 class Stock {
  public:
-  explicit Stock(const char* op)
-      : kernel_(
-            c10::Dispatcher::singleton().findSchemaOrThrow(op, "").getComputedKernelForDispatchKey(
-                c10::DispatchKey::AutogradXLA)) {
+  explicit Stock(const char* op, const char* overload = "")
+      : kernel_(c10::Dispatcher::singleton()
+                    .findSchemaOrThrow(op, overload)
+                    .getComputedKernelForDispatchKey(c10::DispatchKey::AutogradXLA)) {
   }
 
   at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
@@ -369,6 +376,55 @@ at::Tensor cross_entropy_loss(
   return loss * (1 - label_smoothing) + spread * uniform;
 }
 
+// torch_xla reads unbatched log-probabilities past their end.
+at::Tensor unbatched_nll_loss_nd(
+    const at::Tensor& self,
+    const at::Tensor& target,
+    const std::optional<at::Tensor>& weight,
+    int64_t reduction,
+    c10::SymInt ignore_index) {
+  return self.dim() == 1
+             ? nll_loss_nd(self, target, weight, reduction, std::move(ignore_index))
+             : at::native::nll_loss_nd_symint(self, target, weight, reduction, std::move(ignore_index));
+}
+
+// torch_xla takes no dimensions for none in place of all.
+template <bool largest>
+torch::CppFunction make_extremum() {
+  const auto stock = std::make_shared<Stock>(largest ? "aten::amax" : "aten::amin");
+  return torch::CppFunction(
+      [stock](c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
+        std::vector<int64_t> all(dim.empty() ? self.dim() : 0);
+        std::iota(all.begin(), all.end(), 0);
+        return (*stock)(keys, {self, dim.empty() ? at::IntArrayRef(all) : dim, keepdim});
+      });
+}
+
+// torch_xla computes the power of an infinite order; linalg_vector_norm is right there.
+torch::CppFunction make_norm() {
+  const auto stock = std::make_shared<Stock>("aten::norm", "ScalarOpt_dim");
+  return torch::CppFunction(
+      [stock](
+          c10::DispatchKeySet keys, const at::Tensor& self, const std::optional<at::Scalar>& p,
+          at::IntArrayRef dim, bool keepdim) {
+        if (p && std::isinf(p->toDouble())) {
+          return at::linalg_vector_norm(self, *p, dim, keepdim);
+        }
+        return (*stock)(keys, {self, p, dim, keepdim});
+      });
+}
+
+// torch_xla divides by the size of an empty dimension.
+torch::CppFunction make_roll() {
+  const auto stock = std::make_shared<Stock>("aten::roll");
+  return torch::CppFunction(
+      [stock](
+          c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef shifts,
+          at::IntArrayRef dims) {
+        return self.sym_numel() == 0 ? self.clone() : (*stock)(keys, {self, shifts, dims});
+      });
+}
+
 template <class Function, Function* function>
 torch::CppFunction make() {
   return torch::CppFunction::makeFromUnboxedFunction(
@@ -384,6 +440,9 @@ torch::CppFunction make() {
 }  // namespace
 
 const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
+  using Std = at::Tensor(const at::Tensor&, bool);
+  using StdDim = at::Tensor(const at::Tensor&, at::OptionalIntArrayRef, bool, bool);
+  constexpr auto kHidden = "forward mode and vmap of the gradient are wrong";
   static const std::vector<DerivativeFix> none;
   static const std::vector<DerivativeFix> xla{
       FIX(max_pool2d, "the second derivative through the pooled tensor is dropped"),
@@ -393,8 +452,18 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
       {"max_pool3d_with_indices_backward", "its derivative loops over every output",
        make_max_pool_backward<3>},
       FIX(elu_backward, "the derivatives of elu, selu and celu are those at their result"),
-      {"selu", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu)},
-      {"selu_", "forward mode and vmap of the gradient are wrong", MAKE(at::native::selu_)},
+      // torch_xla's kernels of these hide the composition that functorch differentiates.
+      {"selu", kHidden, MAKE(at::native::selu)},
+      {"selu_", kHidden, MAKE(at::native::selu_)},
+      {"diag", kHidden, MAKE(at::native::diag)},
+      {"kl_div", kHidden, MAKE(at::native::kl_div)},
+      {"std", kHidden, make<Std, static_cast<Std*>(&at::native::std)>},
+      {"std.dim", kHidden, make<StdDim, static_cast<StdDim*>(&at::native::std)>},
+      {"amax", "an empty list of dimensions reduces nothing", make_extremum<true>},
+      {"amin", "an empty list of dimensions reduces nothing", make_extremum<false>},
+      {"norm.ScalarOpt_dim", "the order -inf is wrong", make_norm},
+      {"roll", "an empty tensor ends the process", make_roll},
+      {"nll_loss_nd", "unbatched input ends the process", MAKE(unbatched_nll_loss_nd)},
       {"einsum", "the second derivative is dropped", MAKE(at::native::einsum)},
       {"avg_pool2d", "divisor_override is ignored", make_avg_pool<2>},
       {"avg_pool3d", "divisor_override is ignored", make_avg_pool<3>},

@@ -241,7 +241,7 @@ def shrink(case: ConvCase, fails: Callable[[ConvCase], bool], most: int = 150) -
     while found:
         found = False
         for smaller in _smaller(case):
-            if smaller in tried or not (smaller.valid() or case.must_raise):
+            if smaller in tried or smaller.valid() == case.must_raise:
                 continue
             if len(tried) > most:
                 return case

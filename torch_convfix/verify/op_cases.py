@@ -184,6 +184,8 @@ def op_cases(dtype: torch.dtype, *, all_ops: bool = False, most: int = 8) -> Ite
             continue
         if dtype not in info.dtypes or info.name.startswith(_UNINITIALIZED):
             continue
+        if "max_unpool" in info.name and info.variant_test_name != "grad":
+            continue  # repeated indices: which of them wins is not defined
         seen: set[tuple[str, str]] = set()
         kept = 0
         for i, (_, args, kwargs) in enumerate(_samples(info.name, info.variant_test_name, dtype)):
