@@ -205,7 +205,8 @@ at::Tensor elu_backward(
       self_or_result > 0, grad_output * scale, grad_output * (slope * input_scale.toDouble()));
 }
 
-// torch_xla ignores the divisor. A window's sum is its mean times its size, once the zeros that it
+// torch_xla divides windows that reach over the border by something else, and leaves the divisor out of
+// the graph's hash: a pool without one then runs the program of a pool with one. A window's sum is its mean times its size, once the zeros that it
 // reaches are there: those of the padding, and those past it that ceil_mode admits.
 class AvgPool {
  public:
@@ -465,8 +466,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
       {"roll", "an empty tensor ends the process", make_roll},
       {"nll_loss_nd", "unbatched input ends the process", MAKE(unbatched_nll_loss_nd)},
       {"einsum", "the second derivative is dropped", MAKE(at::native::einsum)},
-      {"avg_pool2d", "divisor_override is ignored", make_avg_pool<2>},
-      {"avg_pool3d", "divisor_override is ignored", make_avg_pool<3>},
+      {"avg_pool2d", "divisor_override is wrong at the border, and not in the hash", make_avg_pool<2>},
+      {"avg_pool3d", "divisor_override is wrong at the border, and not in the hash", make_avg_pool<3>},
   };
   static const std::vector<DerivativeFix> tpu{
       FIX(cross_entropy_loss, "the second derivative is dropped"),

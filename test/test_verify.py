@@ -158,7 +158,7 @@ def some_report(count: int) -> Report:
     ]  # fmt: skip
     environment = Environment("xla", "stock", "float64", "x86_64", {"torch": "2.9.0"}, True)
     errors = {f.op: {"value": 0.0, "order 1": 1e-16, **f.stages} for f in findings}
-    errors["nn.functional.relu"] = {"value": 0.0, "order 1": 1e-16, "order 2": math.inf}
+    errors["nn.functional.relu"] = {"value": 0.0, "order 1": 1e-16, "order 2": 1e-15}
     return Report(environment, 100, 99, findings, errors=errors)
 
 
@@ -167,7 +167,7 @@ def test_a_report_of_any_length(count: int):
     report = some_report(count)
     assert report.ok == (count == 0)
     text, page = str(report), report.to_html()
-    assert text.count("nn.functional.operator_") == count
+    assert text.count(" operator_") == count
     assert text.count("check('nn.functional.conv2d', <script>)\n") == count  # on one line
     assert page.count('class="op">nn.functional.operator_') == count
     assert "<script>" not in page and "http-equiv" not in page  # escaped, and nothing is loaded

@@ -18,7 +18,7 @@ def error_chart(errors: Mapping[str, Mapping[str, float]], faults: Sequence[Find
     orders = sorted(stage for stage in reached if stage.startswith("order "))
     stages = [s for s in (VALUE, *orders, FORWARD_MODE, VMAP, VMAP_GRAD) if s in reached]
     wrong = {(f.op, stage) for f in faults for stage in f.stages}
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots()
     for is_wrong, color, label in ((False, "#4477aa", "right"), (True, "#cc3311", "wrong")):
         points = [
@@ -31,11 +31,12 @@ def error_chart(errors: Mapping[str, Mapping[str, float]], faults: Sequence[Find
             axes.scatter(*zip(*points, strict=True), s=14, color=color, alpha=0.7, label=label, lw=0)
     axes.set_yscale("log")
     axes.set_ylim(_FLOOR / 10, _CEILING * 10)
+    axes.set_xlim(-0.5, max(len(stages), 1) - 0.5)
     axes.set_xticks(range(len(stages)), stages)
     axes.set_ylabel("worst relative error")
     axes.spines[["top", "right"]].set_visible(False)
     if reached:
-        axes.legend(frameon=False, loc="upper right")
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
     text = svg.getvalue()

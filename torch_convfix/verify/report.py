@@ -58,7 +58,7 @@ class Finding:
             return ", ".join(self.stages)
         if self.kind is Kind.ACCEPTS:
             return self.kind.value
-        return f"{self.fault}" if self.kind is not Kind.RAISES else f"raises at {self.fault}"
+        return f"raises at {self.fault}" if self.kind is Kind.RAISES else self.fault
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,6 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column("worst error", justify="right")
     table.add_column("cases", justify="right")
     for f in findings:
-        what = f.what if f.kind is Kind.WRONG else f"{f.kind.value}: {f.what}"
-        if f.kind is Kind.ACCEPTS:
-            what = f.what
-        table.add_row(f.op, what, error_text(f.error), str(f.cases))
+        what = f"{f.kind.value}: {f.what}" if f.kind is Kind.CRASH else f.what
+        table.add_row(f.op.removeprefix("nn.functional."), what, error_text(f.error), str(f.cases))
     return table

@@ -152,7 +152,7 @@ class _Reporter:
             wrong, [], self._settings, self._jobs, self._timeout,
         )  # fmt: skip
         findings = [f for f in found if f]
-        findings.sort(key=lambda f: (f.kind.value, -f.error, f.op))
+        findings.sort(key=lambda f: (list(Kind).index(f.kind), -f.error, f.op))
         return Report(
             environment=Environment.here(self._settings, self._ready),
             cases=len(results),

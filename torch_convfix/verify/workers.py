@@ -14,6 +14,7 @@ from typing import Any
 from torch_convfix.verify.op_cases import OpCase
 
 _START_TIMEOUT = 600.0
+_KEPT_LINES = 12  # of what a dead process wrote
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Worker:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self.stop()
         self._stderr.seek(0)
-        return Death(how, self._stderr.read()[-2000:].decode(errors="replace"))
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        return Death(how, "\n".join([line.strip() for line in lines if line.strip()][-_KEPT_LINES:]))
 
 
 @contextlib.contextmanager

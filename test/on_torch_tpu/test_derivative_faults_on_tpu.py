@@ -1,0 +1,55 @@
+"""Each row of docs/derivative-faults.md for TorchTPU, traced: stock has the fault, ours has not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own: tracing must begin before any backward on the CPU.
+_CHECK = """
+import torch
+from torch_convfix.verify import check, tensor
+outcome = check({call}, device="tpu", stock={stock})
+print("FAULT", outcome.fault(), list(outcome.errors))
+"""
+_LABELS = "torch.tensor([1, 0])"
+ROWS = {
+    "cross_entropy": f"'nn.functional.cross_entropy', tensor(2, 3), {_LABELS}",
+    "nll_loss": f"'nn.functional.nll_loss', tensor(2, 3), {_LABELS}, reduction='sum'",
+}
+
+
+def fault(call: str, *, stock: bool) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _CHECK.format(call=call, stock=stock)],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FAULT"))
+    assert "order 2" in line.split("[")[1]  # it was compared
+    return line.split("[")[0].removeprefix("FAULT").strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_stock_has_the_fault_and_ours_has_not(name: str):
+    assert fault(ROWS[name], stock=True) == "order 2"
+    assert fault(ROWS[name], stock=False) == ""
+
+
+@pytest.mark.slow
+def test_the_audit_names_cross_entropy():
+    script = (
+        "import sys; sys.path.insert(0, 'test')\n"
+        "from torch_convfix.verify.audit import audit\n"
+        "from audited import maml_case\n"
+        "report = audit(*maml_case(), device='tpu', order=1, stock={stock})\n"
+        "print('BLAMED', sorted({{b.name.rsplit('.', 1)[-1] for b in report.blamed}}), report.ok)\n"
+    )
+    for stock, expected in ((True, "BLAMED ['cross_entropy'] False"), (False, "BLAMED [] True")):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(stock=stock)], capture_output=True, text=True,
+            cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        )  # fmt: skip
+        assert expected in done.stdout, done.stdout + done.stderr
