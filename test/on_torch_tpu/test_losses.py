@@ -33,8 +33,7 @@ def check(loss, x, *targets):
     exact = [t.double() if t.is_floating_point() else t for t in targets]
     want = step(x.detach().double().requires_grad_(), *exact)
     got = on_tpu(step, x.detach().requires_grad_(), *targets)
-    assert worst_error(got[:3], want[:3]) < 1e-4
-    assert worst_error(got, want) < 1e-3  # float32, third derivative
+    assert worst_error(got, want) < 1e-4
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
@@ -51,7 +50,7 @@ def test_class_indices(name, spatial, reduction):
         for w, ignored, smoothing in itertools.product([None, weight], [-100, 1], smoothings):
             extra = {} if smoothing is None else {"label_smoothing": smoothing}
             value = function(x, target, w, ignore_index=ignored, reduction=reduction, **extra)
-            total = total * 1.5 + value
+            total = total + value
         return torch.sin(total * 0.1)
 
     check(loss, x, target, WEIGHT)
