@@ -61,9 +61,10 @@ at::Tensor max_pool3d(
 class Stock {
  public:
   explicit Stock(const char* op, const char* overload = "")
-      : kernel_(c10::Dispatcher::singleton()
-                    .findSchemaOrThrow(op, overload)
-                    .getComputedKernelForDispatchKey(c10::DispatchKey::AutogradXLA)) {
+      : kernel_(
+            c10::Dispatcher::singleton()
+                .findSchemaOrThrow(op, overload)
+                .getComputedKernelForDispatchKey(c10::DispatchKey::AutogradXLA)) {
   }
 
   at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
@@ -96,13 +97,13 @@ at::Tensor pad_last(
 at::Tensor select_maxima(
     const at::Tensor& grad_output,
     const at::Tensor& self,
-    const at::Tensor& pooled,
     at::IntArrayRef kernel_size,
     at::IntArrayRef stride,
     at::IntArrayRef padding,
     at::IntArrayRef dilation) {
   const auto dim = static_cast<int64_t>(kernel_size.size());
-  const auto size = self.sizes().slice(self.dim() - dim), out = pooled.sizes().slice(self.dim() - dim);
+  const auto size = self.sizes().slice(self.dim() - dim),
+             out = grad_output.sizes().slice(self.dim() - dim);
   // Padded position o * stride + t * dilation is position o + t * dilation / stride of the phase
   // t * dilation % stride; a phase has `length` positions.
   at::DimVector length(dim), after(dim), none(dim, 0);
@@ -121,13 +122,30 @@ at::Tensor select_maxima(
     return t;
   };
 
-  at::Tensor taken;
-  std::vector<at::Tensor> phases(c10::multiply_integers(stride));
+  // Which tap is the maximum: by comparing, never by looking for the pooled value again, which XLA may
+  // have computed with other roundings in another fusion. As on the CPU, the first maximum, or the last
+  // NaN.
+  at::Tensor best, winner, found;
+  int64_t number = 0;
   for_each_index(kernel_size, [&](at::IntArrayRef tap) {
     const auto part = met_by(padded, tap);
-    const auto maximal = ((part == pooled) | part.isnan()) & met_by(inside, tap);
-    const auto first = taken.defined() ? maximal & taken.logical_not() : maximal;
-    taken = taken.defined() ? taken | maximal : maximal;
+    const auto valid = met_by(inside, tap);
+    if (number == 0) {
+      best = part;
+      winner = at::zeros(part.sizes(), part.options().dtype(at::kInt));
+      found = valid;
+    } else {
+      const auto better = ((part > best) | part.isnan() | found.logical_not()) & valid;
+      best = at::where(better, part, best);
+      winner = winner.masked_fill(better, number);
+      found = found | valid;
+    }
+    ++number;
+  });
+
+  std::vector<at::Tensor> phases(c10::multiply_integers(stride));
+  number = 0;
+  for_each_index(kernel_size, [&](at::IntArrayRef tap) {
     at::DimVector before(dim), behind(dim);
     int64_t phase = 0;
     for (int64_t i = 0; i < dim; ++i) {
@@ -136,7 +154,7 @@ at::Tensor select_maxima(
       behind[i] = length[i] - out[i] - before[i];
       phase = phase * stride[i] + offset % stride[i];
     }
-    const auto chosen = at::where(first, grad_output, at::zeros_like(grad_output));
+    const auto chosen = grad_output.masked_fill(winner != number++, 0);
     const auto shifted = pad_last(chosen, before, behind, 0);
     phases[phase] = phases[phase].defined() ? phases[phase] + shifted : shifted;
   });
@@ -179,11 +197,8 @@ torch::CppFunction make_max_pool_backward() {
       return (*stock)(
           keys, {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
     }
-    const auto pool = dim == 2 ? &at::max_pool2d_with_indices : &at::max_pool3d_with_indices;
-    const auto input = self.detach();
-    const auto pooled = std::get<0>(pool(input, kernel_size, stride, padding, dilation, ceil_mode));
     return select_maxima(
-        grad_output, input, pooled, spread(kernel_size, dim),
+        grad_output, self.detach(), spread(kernel_size, dim),
         spread(stride.empty() ? kernel_size : stride, dim), spread(padding, dim), spread(dilation, dim));
   });
 }
@@ -206,8 +221,9 @@ at::Tensor elu_backward(
 }
 
 // torch_xla divides windows that reach over the border by something else, and leaves the divisor out of
-// the graph's hash: a pool without one then runs the program of a pool with one. A window's sum is its mean times its size, once the zeros that it
-// reaches are there: those of the padding, and those past it that ceil_mode admits.
+// the graph's hash: a pool without one then runs the program of a pool with one. A window's sum is its
+// mean times its size, once the zeros that it reaches are there: those of the padding, and those past it
+// that ceil_mode admits.
 class AvgPool {
  public:
   using Pool = at::Tensor(
@@ -404,26 +420,24 @@ torch::CppFunction make_extremum() {
 // torch_xla computes the power of an infinite order; linalg_vector_norm is right there.
 torch::CppFunction make_norm() {
   const auto stock = std::make_shared<Stock>("aten::norm", "ScalarOpt_dim");
-  return torch::CppFunction(
-      [stock](
-          c10::DispatchKeySet keys, const at::Tensor& self, const std::optional<at::Scalar>& p,
-          at::IntArrayRef dim, bool keepdim) {
-        if (p && std::isinf(p->toDouble())) {
-          return at::linalg_vector_norm(self, *p, dim, keepdim);
-        }
-        return (*stock)(keys, {self, p, dim, keepdim});
-      });
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                const std::optional<at::Scalar>& p, at::IntArrayRef dim, bool keepdim) {
+    if (p && std::isinf(p->toDouble())) {
+      return at::linalg_vector_norm(self, *p, dim, keepdim);
+    }
+    return (*stock)(keys, {self, p, dim, keepdim});
+  });
 }
 
 // torch_xla divides by the size of an empty dimension.
 torch::CppFunction make_roll() {
   const auto stock = std::make_shared<Stock>("aten::roll");
-  return torch::CppFunction(
-      [stock](
-          c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef shifts,
-          at::IntArrayRef dims) {
-        return self.sym_numel() == 0 ? self.clone() : (*stock)(keys, {self, shifts, dims});
-      });
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                c10::SymIntArrayRef shifts, at::IntArrayRef dims) {
+    return self.sym_numel() == 0 ? self.clone() : (*stock)(keys, {self, shifts, dims});
+  });
 }
 
 template <class Function, Function* function>
