@@ -14,12 +14,18 @@ PYBIND11_MODULE(_C, m) {
       .value("cpu", Hardware::kCPU)
       .value("tpu", Hardware::kTPU)
       .value("other", Hardware::kOther);
+  py::enum_<Grouped>(m, "Grouped").value("direct", Grouped::kDirect).value("merge", Grouped::kMerge);
   py::class_<Options>(m, "Options")
       .def(
-          py::init<OutputPadding, Hardware, bool>(), py::arg("output_padding"), py::arg("hardware"),
-          py::arg("derivatives"))
+          py::init([](OutputPadding output_padding, Hardware hardware, bool derivatives, Grouped grouped,
+                      int64_t merge) {
+            return Options{output_padding, {hardware, grouped, merge}, derivatives};
+          }),
+          py::arg("output_padding"), py::arg("hardware"), py::arg("derivatives"),
+          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0)
       .def_readonly("output_padding", &Options::output_padding)
-      .def_readonly("hardware", &Options::hardware)
+      .def_property_readonly("hardware", [](const Options& o) { return o.planner.hardware; })
+      .def_property_readonly("grouped", [](const Options& o) { return o.planner.grouped; })
       .def_readonly("derivatives", &Options::derivatives);
   m.def("enable", &enable, py::arg("device"), py::arg("options"));
   m.def("disable", &disable, py::arg("device"));

@@ -23,11 +23,12 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/util/accumulate.h>
 
 #include <cmath>
 #include <limits>
 #include <numeric>
+
+#include "index.h"
 
 namespace torch_convfix {
 namespace {
@@ -82,19 +83,6 @@ at::DimVector spread(at::IntArrayRef values, int64_t dim) {
                             : at::DimVector(values.begin(), values.end());
 }
 
-// Calls visit(index) for every index of a box of `sizes`, the last dimension fastest.
-template <class Visit>
-void for_each_index(at::IntArrayRef sizes, Visit visit) {
-  at::DimVector index(sizes.size(), 0);
-  const int64_t count = c10::multiply_integers(sizes);
-  for (int64_t n = 0; n < count; ++n) {
-    visit(index);
-    for (auto i = static_cast<int64_t>(sizes.size()) - 1; i >= 0 && ++index[i] == sizes[i]; --i) {
-      index[i] = 0;
-    }
-  }
-}
-
 at::Tensor pad_last(
     const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value) {
   std::vector<int64_t> pads;
@@ -110,13 +98,13 @@ at::Tensor pad_last(
 at::Tensor select_maxima(
     const at::Tensor& grad_output,
     const at::Tensor& self,
-    const at::Tensor& pooled,
     at::IntArrayRef kernel_size,
     at::IntArrayRef stride,
     at::IntArrayRef padding,
     at::IntArrayRef dilation) {
   const auto dim = static_cast<int64_t>(kernel_size.size());
-  const auto size = self.sizes().slice(self.dim() - dim), out = pooled.sizes().slice(self.dim() - dim);
+  const auto size = self.sizes().slice(self.dim() - dim),
+             out = grad_output.sizes().slice(self.dim() - dim);
   // Padded position o * stride + t * dilation is position o + t * dilation / stride of the phase
   // t * dilation % stride; a phase has `length` positions.
   at::DimVector length(dim), after(dim), none(dim, 0);
@@ -135,13 +123,30 @@ at::Tensor select_maxima(
     return t;
   };
 
-  at::Tensor taken;
-  std::vector<at::Tensor> phases(c10::multiply_integers(stride));
+  // Which tap is the maximum: by comparing, never by looking for the pooled value again, which XLA may
+  // have computed with other roundings in another fusion. As on the CPU, the first maximum, or the last
+  // NaN.
+  at::Tensor best, winner, found;
+  int64_t number = 0;
   for_each_index(kernel_size, [&](at::IntArrayRef tap) {
     const auto part = met_by(padded, tap);
-    const auto maximal = ((part == pooled) | part.isnan()) & met_by(inside, tap);
-    const auto first = taken.defined() ? maximal & taken.logical_not() : maximal;
-    taken = taken.defined() ? taken | maximal : maximal;
+    const auto valid = met_by(inside, tap);
+    if (number == 0) {
+      best = part;
+      winner = at::zeros(part.sizes(), part.options().dtype(at::kInt));
+      found = valid;
+    } else {
+      const auto better = ((part > best) | part.isnan() | found.logical_not()) & valid;
+      best = at::where(better, part, best);
+      winner = winner.masked_fill(better, number);
+      found = found | valid;
+    }
+    ++number;
+  });
+
+  std::vector<at::Tensor> phases(c10::multiply_integers(stride));
+  number = 0;
+  for_each_index(kernel_size, [&](at::IntArrayRef tap) {
     at::DimVector before(dim), behind(dim);
     int64_t phase = 0;
     for (int64_t i = 0; i < dim; ++i) {
@@ -150,7 +155,7 @@ at::Tensor select_maxima(
       behind[i] = length[i] - out[i] - before[i];
       phase = phase * stride[i] + offset % stride[i];
     }
-    const auto chosen = at::where(first, grad_output, at::zeros_like(grad_output));
+    const auto chosen = grad_output.masked_fill(winner != number++, 0);
     const auto shifted = pad_last(chosen, before, behind, 0);
     phases[phase] = phases[phase].defined() ? phases[phase] + shifted : shifted;
   });
@@ -193,11 +198,8 @@ torch::CppFunction make_max_pool_backward() {
       return (*stock)(
           keys, {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
     }
-    const auto pool = dim == 2 ? &at::max_pool2d_with_indices : &at::max_pool3d_with_indices;
-    const auto input = self.detach();
-    const auto pooled = std::get<0>(pool(input, kernel_size, stride, padding, dilation, ceil_mode));
     return select_maxima(
-        grad_output, input, pooled, spread(kernel_size, dim),
+        grad_output, self.detach(), spread(kernel_size, dim),
         spread(stride.empty() ? kernel_size : stride, dim), spread(padding, dim), spread(dilation, dim));
   });
 }
@@ -461,7 +463,7 @@ at::Tensor celu(const at::Tensor& self, const at::Scalar& alpha) {
 }
 
 at::Tensor& celu_(at::Tensor& self, const at::Scalar& alpha) {
-  return self.copy_((celu)(self.clone(), alpha));
+  return self.copy_((celu)(self.clone(), alpha));  // not at::celu, by its argument
 }
 
 // The rows of padding_idx get no gradient.

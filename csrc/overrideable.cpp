@@ -74,7 +74,7 @@ at::Tensor Overrideable::convolution(
   if (!form) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto plan = make_plan(*form, input.scalar_type(), hardware_);
+  const auto plan = make_plan(*form, input.scalar_type(), planner_);
   const bool direct = transposed ? direct_input_grad(plan) : plan.forward == Strategy::kDirect;
   if (direct && stock_pads(geometry)) {
     return stock_.convolution(geometry, input, weight, bias);
@@ -102,7 +102,7 @@ Gradients Overrideable::convolution_backward(
   if (!form) {
     return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
   }
-  const auto plan = make_plan(*form, input.scalar_type(), hardware_);
+  const auto plan = make_plan(*form, input.scalar_type(), planner_);
   const bool direct_input = transposed ? plan.forward == Strategy::kDirect : direct_input_grad(plan);
   const bool direct_weight = plan.weight_grad == Strategy::kDirect;
   if (stock_pads(geometry) && (direct_input || !output_mask[0]) && (direct_weight || !output_mask[1])) {
@@ -136,15 +136,27 @@ bool Overrideable::stock_pads(const Geometry& geometry) const {
 
 at::Tensor Overrideable::forward(
     const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
-  return plan.forward == Strategy::kTaps ? lowering::taps::forward(form, x, w)
-                                         : stock_.forward(form, x, w);
+  switch (plan.forward) {
+    case Strategy::kTaps:
+      return lowering::taps::forward(form, x, w);
+    case Strategy::kMerged:
+      return lowering::merged::forward(stock_, form, plan.merge.forward, x, w);
+    default:
+      return stock_.forward(form, x, w);
+  }
 }
 
 at::Tensor Overrideable::input_grad(
     const Plan& plan, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
   const auto unphased = [&](const Form& form, const at::Tensor& g, const at::Tensor& w) {
-    return plan.input_grad == Strategy::kTaps ? lowering::taps::input_grad(form, g, w)
-                                              : stock_.input_grad(form, g, w);
+    switch (plan.input_grad) {
+      case Strategy::kTaps:
+        return lowering::taps::input_grad(form, g, w);
+      case Strategy::kMerged:
+        return lowering::merged::input_grad(stock_, form, plan.merge.input_grad, g, w);
+      default:
+        return stock_.input_grad(form, g, w);
+    }
   };
   return plan.phased ? lowering::phased::input_grad(form, g, w, unphased) : unphased(form, g, w);
 }
@@ -156,6 +168,8 @@ at::Tensor Overrideable::weight_grad(
       return lowering::taps::weight_grad(form, x, g);
     case Strategy::kFeatureGrouped:
       return lowering::feature_grouped::weight_grad(stock_, form, x, g);
+    case Strategy::kMerged:
+      return lowering::merged::weight_grad(stock_, form, plan.merge.weight_grad, x, g);
     case Strategy::kDirect:
       break;
   }

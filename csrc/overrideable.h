@@ -14,8 +14,8 @@ enum class OutputPadding {
 // The two operators that ATen leaves to backends, on top of a backend's stock kernels.
 class Overrideable {
  public:
-  Overrideable(c10::DispatchKey key, OutputPadding output_padding, Hardware hardware)
-      : stock_(key), output_padding_(output_padding), hardware_(hardware) {
+  Overrideable(c10::DispatchKey key, OutputPadding output_padding, const PlannerOptions& planner)
+      : stock_(key), output_padding_(output_padding), planner_(planner) {
   }
 
   at::Tensor convolution(
@@ -51,7 +51,7 @@ class Overrideable {
 
   StockKernels stock_;
   OutputPadding output_padding_;
-  Hardware hardware_;
+  PlannerOptions planner_;
 };
 
 }  // namespace torch_convfix

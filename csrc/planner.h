@@ -13,6 +13,19 @@ enum class Strategy {
   kDirect,          // the backend's own kernel
   kFeatureGrouped,  // W as one convolution with feature_group_count = groups
   kTaps,            // depthwise: a sum over kernel taps of shifted slice times weight
+  kMerged,          // several groups as one, with zeros between them
+};
+
+// Whether groups may be merged where that is estimated cheaper. A NaN or Inf of one group then reaches
+// the others of its merge.
+enum class Grouped { kDirect, kMerge };
+
+struct PlannerOptions {
+  Hardware hardware = Hardware::kOther;
+  Grouped grouped = Grouped::kDirect;
+  int64_t merge = 0;  // merge this many groups wherever it divides them; 0: as estimated
+
+  bool operator==(const PlannerOptions&) const = default;
 };
 
 // One strategy for each of F, I and W.
@@ -21,8 +34,11 @@ struct Plan {
   Strategy input_grad = Strategy::kDirect;
   Strategy weight_grad = Strategy::kDirect;
   bool phased = false;  // I by the strategy, for each residue of the stride alone
+  struct {
+    int64_t forward = 1, input_grad = 1, weight_grad = 1;
+  } merge;  // kMerged: how many groups become one
 };
 
-Plan make_plan(const Form& form, c10::ScalarType dtype, Hardware hardware);
+Plan make_plan(const Form& form, c10::ScalarType dtype, const PlannerOptions& options);
 
 }  // namespace torch_convfix

@@ -92,7 +92,7 @@ c10::DispatchKey autograd_key(const std::string& device) {
 void add_overrideable(Kernels& kernels) {
   const auto& options = kernels.options();
   const auto ours =
-      std::make_shared<Overrideable>(c10::DispatchKey::XLA, options.output_padding, options.hardware);
+      std::make_shared<Overrideable>(c10::DispatchKey::XLA, options.output_padding, options.planner);
   kernels.add(
       c10::DispatchKey::XLA, "convolution_overrideable", "validation, output padding, lean lowerings",
       [ours](

@@ -9,7 +9,7 @@ namespace torch_convfix {
 
 struct Options {
   OutputPadding output_padding = OutputPadding::kNative;
-  Hardware hardware = Hardware::kOther;
+  PlannerOptions planner;
   bool derivatives = true;
 
   bool operator==(const Options&) const = default;

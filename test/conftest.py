@@ -7,6 +7,11 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
+# Hundreds of compiled programs kept alive ended the process inside torch_xla's sync.
+os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", "32")
+# Without a TPU, TorchTPU would look for one's host for minutes, and wait for libtpu's lock.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 _STACKS = ("torch_xla", "torch_tpu")
 collect_ignore = [f"on_{stack}" for stack in _STACKS if importlib.util.find_spec(stack) is None]

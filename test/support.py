@@ -68,6 +68,11 @@ class Case:
         return y if batched else y.squeeze(0)
 
 
+def stock_can(case: Case) -> bool:
+    """Whether PyTorch's own double backward can do it: on an empty batch it cannot."""
+    return 0 not in case.input_size
+
+
 def derivatives(fn: Callable[..., Tensor], inputs: Sequence[Tensor], order: int) -> list[Tensor]:
     """The value, then the gradients of each order: each time of the sum of the squares of the last.
 

@@ -356,6 +356,9 @@ def test_mask_without_structure_warns_once_and_still_leaves_dead_taps_unread():
         poisoned = x.clone()
         poisoned[:, :, 3:] = torch.nan
         assert torch.equal(layer(poisoned)[:, :, :3], layer(x)[:, :, :3])
+        with torch.no_grad():
+            layer.weight[~mask] = torch.nan
+        assert layer(x).isfinite().all()
     assert len(caught) == 1 and not layer.exact
     assert caught[0].filename == __file__
 

@@ -12,12 +12,22 @@ class Hardware(enum.Enum):
     tpu = ...
     other = ...
 
+class Grouped(enum.Enum):
+    direct = ...
+    merge = ...
+
 class Options:
     output_padding: OutputPadding
     hardware: Hardware
     derivatives: bool
+    grouped: Grouped
     def __init__(
-        self, output_padding: OutputPadding, hardware: Hardware, derivatives: bool
+        self,
+        output_padding: OutputPadding,
+        hardware: Hardware,
+        derivatives: bool,
+        grouped: Grouped = ...,
+        merge: int = 0,
     ) -> None: ...
 
 def enable(device: str, options: Options) -> None: ...

@@ -5,8 +5,13 @@
 without enabling.
 """
 
+import importlib
+from typing import Any
+
 from torch_convfix import _torch_version as _torch_version  # first: refuses a foreign torch
 from torch_convfix import functional as functional
+from torch_convfix import nn as nn
+from torch_convfix import reference as reference
 from torch_convfix._devices import (
     Registration,
     Status,
@@ -18,19 +23,38 @@ from torch_convfix._devices import (
     is_enabled,
     status,
 )
+from torch_convfix.receptive_field import leaks, plot_receptive_field, receptive_field
 
 __version__ = "0.1.0"
 __all__ = [
     "Registration",
     "Status",
+    "audit",
     "disable",
     "disabled",
     "enable",
     "enabled",
     "functional",
     "is_enabled",
+    "leaks",
+    "nn",
+    "plot_receptive_field",
+    "receptive_field",
+    "reference",
     "status",
+    "tpu",
+    "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Tools, and what they import, only when they are asked for.
+    if name == "audit":
+        return importlib.import_module("torch_convfix.verify.audit").audit
+    if name in ("tpu", "verify"):
+        return importlib.import_module(f"torch_convfix.{name}")
+    raise AttributeError(f"module 'torch_convfix' has no attribute {name!r}")
+
 
 enable_installed()
 del enable_installed

@@ -90,16 +90,21 @@ def cover(
         blocks = min(plans, key=lambda p: sum(len(boxes) for *_, boxes in p))
     else:
         kept = mask.flatten(0, 2).any(0)
-        blocks = [(*(tuple(range(n)) for n in mask.shape[:3]), _boxes_of(kept))]
+        all_groups, all_outs, all_ins = (tuple(range(n)) for n in mask.shape[:3])
+        blocks = [(all_groups, all_outs, all_ins, _boxes_of(kept))]
         warnings.warn(
             "mask: it differs from channel pair to channel pair without structure, so the kernel "
             "is multiplied by it and masked inputs may leak (exact is False)",
             stacklevel=3,
         )
-    lift = [[tuple(sorted(i for k in b[a] for i in ids[a][k])) for a in range(3)] for b in blocks]
+
+    def lift(axis: int, members: _Members) -> _Members:
+        return tuple(sorted(i for k in members for i in ids[axis][k]))
+
     weight_channels = (weight_shape[0] // groups, weight_shape[1])
     channels = (groups, *(weight_channels[::-1] if transposed else weight_channels))
-    return Cover(channels, tuple(Block(*i, b[3]) for i, b in zip(lift, blocks, strict=True)), exact)
+    lifted = tuple(Block(lift(0, g), lift(1, o), lift(2, i), boxes) for g, o, i, boxes in blocks)
+    return Cover(channels, lifted, exact)
 
 
 _Members = tuple[int, ...]

@@ -13,6 +13,7 @@ from torch_convfix import _C
 
 OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
+Grouped = Literal["direct", "merge"]
 
 _STACKS = {"xla": "torch_xla", "tpu": "torch_tpu"}
 
@@ -23,12 +24,17 @@ def _choice(name: str, value: str, enum: type) -> object:
     return enum.__members__[value]
 
 
+def is_installed(module: str) -> bool:
+    """Whether a stack's module can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
 def _import_stack(device: str) -> None:
     # A backend's own registrations must come before ours: a later one wins.
     module = _STACKS.get(device)
     if module is None:
         return
-    if importlib.util.find_spec(module) is None:
+    if not is_installed(module):
         raise ValueError(f"device {device!r} needs {module}, which is not installed")
     importlib.import_module(module)
 
@@ -46,6 +52,7 @@ def enable(
     hardware: Hardware | None = None,
     *,
     derivatives: bool = True,
+    grouped: Grouped | None = None,
 ) -> None:
     """Put our kernels in place of the device's own. Idempotent; new options replace the old.
 
@@ -58,6 +65,10 @@ def enable(
         hardware: what the graph will run on, ``"cpu"``, ``"tpu"`` or ``"other"``. By default what
             torch_xla runs on. Give it to trace on one machine what another will run.
         derivatives: also mend other operators whose derivatives the device gets wrong.
+        grouped: ``"merge"`` computes neighbouring groups of a convolution on ``xla`` as one, with
+            zeros between them, where the TPU compiler's estimate is lower for it. A NaN or Inf in
+            one group then makes NaN of the others of its merge, so the default is ``"direct"``, or
+            the environment's ``TORCH_CONVFIX_GROUPED``.
 
     Raises:
         ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
@@ -65,7 +76,9 @@ def enable(
     padding = _choice("output_padding", output_padding, _C.OutputPadding)
     _import_stack(device)
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
-    _C.enable(device, _C.Options(padding, chosen, derivatives))
+    wanted = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
+    merging = _choice("grouped", wanted, _C.Grouped)
+    _C.enable(device, _C.Options(padding, chosen, derivatives, merging))
 
 
 def disable(device: str = "xla") -> None:
@@ -97,10 +110,11 @@ def enabled(
     hardware: Hardware | None = None,
     *,
     derivatives: bool = True,
+    grouped: Grouped | None = None,
 ) -> Iterator[None]:
     """A context with our kernels; what was before is there again after. Arguments as `enable`."""
     with _restored(device):
-        enable(device, output_padding, hardware, derivatives=derivatives)
+        enable(device, output_padding, hardware, derivatives=derivatives, grouped=grouped)
         yield
 
 
@@ -117,7 +131,7 @@ def enable_installed() -> None:
     if os.environ.get("TORCH_CONVFIX") == "0":
         return
     for device, module in _STACKS.items():
-        if importlib.util.find_spec(module) is not None:
+        if is_installed(module):
             enable(device)
 
 
@@ -175,6 +189,7 @@ def status() -> Status:
             options[device] = {
                 "output_padding": chosen.output_padding.name,
                 "hardware": chosen.hardware.name,
+                "grouped": chosen.grouped.name,
                 "derivatives": chosen.derivatives,
             }
     return Status(versions, options, registrations)

@@ -49,8 +49,8 @@ def masked_conv(
         padding: a number, one a dimension, "valid" or "same".
         algorithm: "direct" gives each dense piece to the device's own convolution. "im2col" gathers
             the kept taps for one matrix product, which cannot mix taps. "auto" is "im2col" where the
-            device's library is known to use Winograd or FFT kernels (cuDNN, MPS, NNPACK), and for
-            up to 4 input channels, where it is faster; else "direct".
+            device's library is known to use Winograd or FFT kernels (cuDNN, MPS, NNPACK), and on a
+            CPU (XLA:CPU too) for up to 4 input channels, where it is faster; else "direct".
 
     Raises:
         ValueError: for a mask that is not 0/1 or does not broadcast, and for sizes that do not fit.
@@ -121,7 +121,8 @@ def apply_cover(
         w_block = _select(_select(_select(w, 0, block.groups), 1, rows), 2, columns)
         im2col = algorithm == "im2col"
         if algorithm == "auto":
-            im2col = x_block.shape[1] * x_block.shape[2] <= FEW_CHANNELS or _mixes_taps(input)
+            few = x_block.shape[1] * x_block.shape[2] <= FEW_CHANNELS
+            im2col = (few and _runs_on_cpu(input.device.type)) or _mixes_taps(input.device.type)
         # The first piece of a whole block can add the bias, which saves a pass.
         whole = len(block.groups) * len(block.outs) == groups * outs
         fused = bias if whole and total is None and (im2col or not transposed) else None
@@ -241,7 +242,9 @@ def _direct_transpose(
             y = convolve(
                 read, w_box, None, stride, padding, 0, len(block.groups), _dilation(axes, box)
             )
-            yield _fit(y, margins, shared)
+            placed = _fit(y, margins, shared)
+            if placed is not None:
+                yield placed
 
 
 def _im2col(
@@ -270,12 +273,12 @@ def _im2col(
         (max(0, -min(o)), max(0, max(o) + span - size))
         for o, span, size in zip(zip(*offsets, strict=True), spans, x.shape[3:], strict=True)
     ]
-    x = _fit(x, margins)
+    x = F.pad(x, [m for margin in reversed(margins) for m in margin])
     reads = []
     for offset in offsets:
         starts = [o + before for o, (before, _) in zip(offset, margins, strict=True)]
         window = [slice(a, a + m, s) for a, m, s in zip(starts, spans, stride, strict=True)]
-        reads.append(x[(..., *window)])
+        reads.append(x[_index(window)])
     columns = torch.stack(reads, 3).flatten(4).flatten(2, 3)  # (batch, groups, ins * taps, outputs)
     batch, columns = columns.shape[0], columns.flatten(0, 1)
     w = w.flatten(2).expand(batch, -1, -1, -1).flatten(0, 1)
@@ -287,8 +290,12 @@ def _im2col(
     return y.unflatten(0, (batch, -1)).flatten(1, 2).unflatten(-1, [axis.output for axis in axes])
 
 
+def _index(window: Sequence[slice]) -> tuple[Any, ...]:
+    return (..., *window)
+
+
 def _taps_of(box: Box) -> tuple[Any, ...]:
-    return (..., *(slice(taps.start, taps.stop, taps.step) for taps in box))
+    return _index([slice(taps.start, taps.stop, taps.step) for taps in box])
 
 
 def _dilation(axes: list[_Axis], box: Box) -> list[int]:
@@ -315,12 +322,11 @@ def _fit(
     """
     less = less or [0] * len(margins)
     margins = [(a - m, b - m) for (a, b), m in zip(margins, less, strict=True)]
-    for dim, (low, high) in enumerate(margins, x.dim() - len(margins)):
-        left = x.shape[dim] + min(low, 0) + min(high, 0)
-        if left <= 0:
-            return None
-        x = x.narrow(dim, max(0, -low), left) if low < 0 or high < 0 else x
-    pads = [max(0, m) for margin in reversed(margins) for m in margin]
+    sizes = x.shape[-len(margins) :]
+    if any(n + min(a, 0) + min(b, 0) <= 0 for n, (a, b) in zip(sizes, margins, strict=True)):
+        return None
+    pads = [m for margin in reversed(margins) for m in margin]
+    # Not narrow: XLA computes the gradient of a pad below 0 as a pad, that of a slice as a select.
     return F.pad(x, pads) if any(pads) else x
 
 
@@ -346,11 +352,20 @@ def _place(x: torch.Tensor, dim: int, members: tuple[int, ...], size: int) -> to
     return F.pad(x, [*before, 0, 1]).index_select(dim, torch.tensor(source, device=x.device))
 
 
-def _mixes_taps(x: torch.Tensor) -> bool:
-    """Whether convolutions of `x` may run as Winograd or FFT kernels: cuDNN, MPS, NNPACK."""
-    if x.device.type == "cpu":
+def _mixes_taps(device: str) -> bool:
+    """Whether convolutions may run as Winograd or FFT kernels there: cuDNN, MPS, NNPACK."""
+    if device == "cpu":
         return not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
-    return x.device.type in ("cuda", "mps")
+    return device in ("cuda", "mps")
+
+
+def _runs_on_cpu(device: str) -> bool:
+    if device != "xla":
+        return device == "cpu"
+    from torch_convfix import _C  # only here: nothing else in this file needs the core
+
+    options = _C.enabled_options("xla")
+    return options is not None and options.hardware == _C.Hardware.cpu
 
 
 def _ntuple(value: Size, n: int) -> tuple[int, ...]:

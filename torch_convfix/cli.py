@@ -8,6 +8,7 @@ import sys
 _COMMANDS = {
     "audit": "torch_convfix._audit_command",
     "status": "torch_convfix._status_command",
+    "tpu": "torch_convfix.tpu._command",
     "verify": "torch_convfix._verify_command",
 }
 

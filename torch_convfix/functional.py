@@ -5,7 +5,7 @@ derivatives are `conv_forward`, `conv_input_grad` and `conv_weight_grad`; differ
 gives the other two, in the same geometry. All take 1 to 3 spatial dimensions, with the shapes and
 the meaning of ``stride``, ``padding``, ``dilation``, ``groups`` and ``output_padding`` that
 `torch.nn.functional.conv2d` and `conv_transpose2d` document. ``input`` may come without a batch
-dimension, and then so do its gradient and ``grad_output``.
+dimension, and then so do its gradient and ``grad_output``. `masked_conv` never reads a masked weight.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from torch_convfix import _C
+from torch_convfix._masked import masked_conv, masked_conv_transpose
 
-__all__ = ["conv_forward", "conv_input_grad", "conv_weight_grad"]
+__all__ = [
+    "conv_forward",
+    "conv_input_grad",
+    "conv_weight_grad",
+    "masked_conv",
+    "masked_conv_transpose",
+]
 
 _Size = int | Sequence[int]
 

@@ -28,4 +28,25 @@ at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w
 at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& g);
 }  // namespace taps
 
+namespace merged {
+at::Tensor forward(
+    const StockKernels& stock,
+    const Form& form,
+    int64_t merge,
+    const at::Tensor& x,
+    const at::Tensor& w);
+at::Tensor input_grad(
+    const StockKernels& stock,
+    const Form& form,
+    int64_t merge,
+    const at::Tensor& g,
+    const at::Tensor& w);
+at::Tensor weight_grad(
+    const StockKernels& stock,
+    const Form& form,
+    int64_t merge,
+    const at::Tensor& x,
+    const at::Tensor& g);
+}  // namespace merged
+
 }  // namespace torch_convfix::lowering

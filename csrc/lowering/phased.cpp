@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-#include "index.h"
+#include "../index.h"
 #include "lowering.h"
 
 namespace torch_convfix::lowering::phased {

@@ -8,7 +8,7 @@
 
 #include <numeric>
 
-#include "index.h"
+#include "../index.h"
 #include "lowering.h"
 
 // A depthwise convolution with channel multiplier m works on [N, C, m, *spatial]: x has m = 1, and

@@ -64,10 +64,10 @@ class _MaskedConv(_Masked):
     def _conv_forward(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        padding = self.padding
+        padding: str | tuple[int, ...] = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+            padding = (0,) * (weight.dim() - 2)
         return apply_cover(
             self._cover,
             self.mask,
@@ -98,7 +98,13 @@ class MaskedConvTranspose2d(_Masked, nn.ConvTranspose2d):
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         output_padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
+            input,
+            output_size,
+            list(self.stride),
+            [p for p in self.padding if isinstance(p, int)],
+            list(self.kernel_size),
+            2,
+            list(self.dilation),
         )
         return apply_cover(
             self._cover,

@@ -36,8 +36,10 @@ def causal_mask(
     size = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
     centre = tuple((k - 1) // 2 for k in size)
     taps = itertools.product(*map(range, size))
-    mask = torch.tensor([tap < centre or (tap == centre and kind == "B") for tap in taps])
-    mask = mask.view(1, 1, *size)
+    kept = [tap < centre for tap in taps]
+    centre_tap = sum(kept)
+    kept[centre_tap] = kind == "B"
+    mask = torch.tensor(kept).view(1, 1, *size)
     if channels is None:
         return mask
     if any(c % colours for c in channels):
@@ -45,7 +47,7 @@ def causal_mask(
     out_colour, in_colour = (torch.arange(c) // (c // colours) for c in channels)
     mask = mask.repeat(*channels, *[1] * len(size))
     sees = out_colour[:, None] >= in_colour if kind == "B" else out_colour[:, None] > in_colour
-    mask[(..., *centre)] = sees
+    mask.flatten(2)[:, :, centre_tap] = sees
     return mask
 
 

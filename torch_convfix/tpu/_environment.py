@@ -13,6 +13,10 @@ _DEFAULTS = {
 }
 
 
+# With these in the environment before torch_xla is imported, operators know where they come from.
+TORCH_XLA_DEBUG = {"XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
+
+
 def prepare() -> None:
     """Set what is not set. Call before jax, torch_tpu or libtpu is imported."""
     for name, value in _DEFAULTS.items():

@@ -27,3 +27,14 @@ def execute(stablehlo: str, inputs: Sequence[Tensor]) -> list[Tensor]:
     buffers = [jax.device_put(t.detach().numpy(), device) for t in inputs]
     arrays = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
     return [torch.from_numpy(np.array(a[0])) for a in arrays]
+
+
+def text_of_portable(artifact: bytes) -> str:
+    """StableHLO text, with locations, of StableHLO's portable bytecode."""
+    _environment.prepare()
+    from jax._src.interpreters import mlir as jax_mlir
+    from jax._src.lib import xla_client
+
+    with jax_mlir.make_ir_context():
+        module = xla_client._xla.mlir.deserialize_portable_artifact(artifact)
+        return module.operation.get_asm(enable_debug_info=True)

@@ -4,24 +4,46 @@ Uses private names of torch_tpu 0.2.0. Known limits: integer tensors that the fu
 constants may be traced wrongly (pass them as inputs); cumsum's backward ends the process.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 
-from torch_convfix.tpu import _environment
+from torch_convfix.tpu import _environment, _origin
 
 _environment.prepare()
 
-import torch  # noqa: E402
-import torch_tpu  # noqa: E402, F401
-from torch_tpu._internal import execution_mode  # noqa: E402
-from torch_tpu._internal.compile import tpu_torch_compile  # noqa: E402
+import torch
+import torch_tpu  # noqa: F401
+from torch_tpu._internal import execution_mode
+from torch_tpu._internal.compile import tpu_torch_compile
 
-from torch_convfix.tpu import _one_device  # noqa: E402
+from torch_convfix.tpu import _one_device
 
 _one_device.install()
 torch.utils.rename_privateuse1_backend("tpu")
+
+
+def _trace(
+    fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor], locations: bool
+) -> tuple[str, dict[str, _origin.Origin]]:
+    mode = execution_mode.EagerMode._INTERNAL_COMPILE_FX_GRAPH
+    with execution_mode.set_eager_mode(mode):
+        placeholders = [
+            tpu_torch_compile.placeholder(list(t.shape), t.dtype, t.requires_grad) for t in inputs
+        ]
+        origins: dict[str, _origin.Origin] = {}
+        if locations:
+            with _origin.labelled(_label) as origins:
+                outputs = fn(*placeholders)
+        else:
+            outputs = fn(*placeholders)
+        present = [t for t in outputs if isinstance(t, Tensor)]
+        module = tpu_torch_compile.build_mlir(present, placeholders)
+        text = tpu_torch_compile.serialize_mlir_text(module, enable_debug_info=locations)
+        return text, origins
 
 
 def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> str:
@@ -30,10 +52,25 @@ def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> str:
     ``fn`` gets placeholders on the device ``tpu`` with the shapes, dtypes and ``requires_grad`` of
     ``inputs``.
     """
-    mode = execution_mode.EagerMode._INTERNAL_COMPILE_FX_GRAPH
-    with execution_mode.set_eager_mode(mode):
-        placeholders = [
-            tpu_torch_compile.placeholder(list(t.shape), t.dtype, t.requires_grad) for t in inputs
-        ]
-        module = tpu_torch_compile.build_mlir(list(fn(*placeholders)), placeholders)
-        return tpu_torch_compile.serialize_mlir_text(module, enable_debug_info=False)
+    return _trace(fn, inputs, locations=False)[0]
+
+
+def trace_with_origins(
+    fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]
+) -> tuple[str, dict[str, _origin.Origin]]:
+    """As `trace` with locations, and the origins that they name as files."""
+    return _trace(fn, inputs, locations=True)
+
+
+def _run(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+@functools.cache
+def _label_function(name: str) -> FunctionType:
+    return FunctionType(_run.__code__.replace(co_filename=name), {})
+
+
+def _label(name: str, call: Callable[[], Any]) -> Any:
+    # TorchTPU notes the Python frames that an operator is called from.
+    return _label_function(name)(call)

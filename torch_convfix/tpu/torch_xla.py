@@ -1,11 +1,22 @@
 """Trace a step through torch_xla."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import _XLAC
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import Tensor
+
+from torch_convfix.tpu import _jax, _origin
+from torch_convfix.tpu._environment import TORCH_XLA_DEBUG
+
+
+def _outputs(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    device = torch_xla.device()
+    copies = [t.detach().to(device).requires_grad_(t.requires_grad) for t in inputs]
+    return [t for t in fn(*copies) if isinstance(t, Tensor)]
 
 
 def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> str:
@@ -13,6 +24,28 @@ def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> str:
 
     ``fn`` gets copies of ``inputs`` on the XLA device.
     """
-    device = torch_xla.device()
-    copies = [t.detach().to(device).requires_grad_(t.requires_grad) for t in inputs]
-    return xm.get_stablehlo([t for t in fn(*copies) if isinstance(t, Tensor)])
+    return _text(_outputs(fn, inputs))
+
+
+def _text(outputs: list[Tensor]) -> str:
+    if all(os.environ.get(name) == value for name, value in TORCH_XLA_DEBUG.items()):
+        # The text that torch_xla writes then is not StableHLO that a parser takes.
+        return _jax.text_of_portable(xm.get_stablehlo_bytecode(outputs))
+    return xm.get_stablehlo(outputs)
+
+
+def _label(name: str, call: Callable[[], Any]) -> Any:
+    scope = _XLAC.profiler.scope_pusher(name)
+    try:
+        return call()
+    finally:
+        del scope
+
+
+def trace_with_origins(
+    fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]
+) -> tuple[str, dict[str, _origin.Origin]]:
+    """As `trace`, and the origins that the operators' names begin with where `TORCH_XLA_DEBUG` is set."""
+    with _origin.labelled(_label) as origins:
+        outputs = _outputs(fn, inputs)
+    return _text(outputs), origins

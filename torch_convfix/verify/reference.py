@@ -4,7 +4,6 @@ order by ordinary autograd (PyTorch's own CPU convolution does not: the third de
 transposed convolution with output padding raises there)."""
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ def _plain(x: Tensor, w: Tensor, stride, padding, dilation, groups: int) -> Tens
         (x.shape[i + 2] - dilation[i] * (w.shape[i + 2] - 1) - 1) // stride[i] + 1
         for i in range(dim)
     ]
-    y = x.new_zeros(())
+    y = 0
     for tap in itertools.product(*(range(k) for k in w.shape[2:])):
         part, weight = x, w
         for i in range(dim):
@@ -33,6 +32,34 @@ def _plain(x: Tensor, w: Tensor, stride, padding, dilation, groups: int) -> Tens
     return y.flatten(1, 2).unflatten(2, out)
 
 
+def _transposed(
+    x: Tensor, w: Tensor, stride, padding, dilation, groups: int, output_padding
+) -> Tensor:
+    dim = w.dim() - 2
+    size = list(x.shape[2:])
+    steps = [(n - 1) * s + 1 for n, s in zip(size, stride, strict=True)]
+    x = x.unflatten(1, (groups, -1)).flatten(3)  # [N, G, C / G, positions]
+    y = 0
+    for tap in itertools.product(*(range(k) for k in w.shape[2:])):
+        weight = w
+        for position in tap:
+            weight = weight.select(2, position)
+        weight = weight.unflatten(0, (groups, -1))  # [G, C / G, K / G]
+        part = torch.einsum("ngcp,gck->ngkp", x, weight).flatten(1, 2).unflatten(2, size)
+        pads = []
+        for i in range(dim):  # spread the positions by the stride, then shift by the tap
+            part = part.unsqueeze(i + 3)
+            part = torch.nn.functional.pad(part, [0, 0] * (dim - 1 - i) + [0, stride[i] - 1])
+            part = part.flatten(i + 2, i + 3).narrow(i + 2, 0, steps[i])
+            before = tap[i] * dilation[i]
+            after = (w.shape[i + 2] - 1) * dilation[i] - before + output_padding[i]
+            pads = [before, after, *pads]
+        y = y + torch.nn.functional.pad(part, pads)
+    for i in range(dim):
+        y = y.narrow(i + 2, padding[i], y.shape[i + 2] - 2 * padding[i])
+    return y
+
+
 def conv(
     x: Tensor,
     w: Tensor,
@@ -45,22 +72,8 @@ def conv(
     output_padding,
 ) -> Tensor:
     """As `torch_convfix.functional.conv_forward`, every spatial parameter a list."""
-    if not transposed:
-        y = _plain(x, w, stride, padding, dilation, groups)
+    if transposed:
+        y = _transposed(x, w, stride, padding, dilation, groups, output_padding)
     else:
-        size = [
-            (x.shape[i + 2] - 1) * stride[i]
-            - 2 * padding[i]
-            + dilation[i] * (w.shape[i + 2] - 1)
-            + output_padding[i]
-            + 1
-            for i in range(w.dim() - 2)
-        ]
-        # Output padding enlarges the result, and can leave positions that no input reaches.
-        out = x.new_zeros(x.shape[0], w.shape[1] * groups, *size)
-        keep: Any = (..., *(slice(0, n) for n in x.shape[2:]))
-        _, transpose = torch.func.vjp(
-            lambda out: _plain(out, w, stride, padding, dilation, groups)[keep], out
-        )
-        (y,) = transpose(x)
+        y = _plain(x, w, stride, padding, dilation, groups)
     return y if b is None else y + b.reshape(1, -1, *(1,) * (w.dim() - 2))

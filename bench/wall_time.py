@@ -1,6 +1,8 @@
-"""Wall time on XLA:CPU, stock torch_xla and ours in turn in one run: medians and ratios.
+"""Wall time, stock and ours in turn in one run: medians and ratios.
 
-    python bench/xla_cpu.py [--rounds 5] [--only SUBSTRING] [--json FILE]
+    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--only SUBSTRING] [--json FILE]
+
+`xla` is torch_xla on XLA:CPU, `cpu` plain PyTorch.
 
 Each figure is one traced and executed call, compiled beforehand; `trace` is the part until the
 results are asked for. Shapes are those of the layers named; W, I and F are the weight gradient, the
@@ -10,12 +12,14 @@ and backward.
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # TorchTPU would look for a TPU's host for minutes
+
 import torch
-import torch_xla
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -125,12 +129,15 @@ def _layers() -> dict[str, tuple[Step, list[int], list[int]]]:
     return table
 
 
-def _time(step: Step, inputs: Sequence[Tensor]) -> tuple[float, float]:
+def _time(
+    step: Step, inputs: Sequence[Tensor], sync: Callable[[], None] | None
+) -> tuple[float, float]:
     inputs = [t.detach() for t in inputs]
     start = time.perf_counter()
     results = step(*inputs)
     traced = time.perf_counter()
-    torch_xla.sync()
+    if sync is not None:
+        sync()
     for r in results:
         r.detach().cpu()
     return time.perf_counter() - start, traced - start
@@ -140,26 +147,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--device", choices=["xla", "cpu"], default="xla")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    device = torch_xla.device()
+    device, sync = torch.device("cpu"), None
+    if args.device == "xla":
+        import torch_xla
+
+        device, sync = torch_xla.device(), torch_xla.sync
     rows = []
     layers = {name: row for name, row in _layers().items() if args.only in name}
     for name, (step, x, w) in track(layers.items(), description="timing"):
         inputs = [torch.rand(x, device=device), torch.rand(w, device=device)]
-        torch_xla.sync()
+        if sync is not None:
+            sync()
         times = {"stock": [], "ours": []}
         for i in range(args.rounds + 1):
             for mode, context in (
                 ("stock", torch_convfix.disabled),
                 ("ours", torch_convfix.enabled),
             ):
-                with context("xla"):
-                    taken = _time(step, inputs)
+                with context(args.device):
+                    taken = _time(step, inputs, sync)
                 if i:  # the first round compiles
                     times[mode].append(taken)
         row = {"row": name}
@@ -169,7 +182,7 @@ def main() -> None:
         row["ratio"] = row["stock_ms"] / row["ours_ms"]
         rows.append(row)
 
-    table = Table(title=f"XLA:CPU, medians of {args.rounds}, float32")
+    table = Table(title=f"{args.device}, medians of {args.rounds}, float32")
     table.add_column("row")
     for column in ("stock ms", "ours ms", "stock / ours", "stock trace ms", "ours trace ms"):
         table.add_column(column, justify="right")

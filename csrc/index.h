@@ -3,7 +3,7 @@
 #include <c10/util/DimVector.h>
 #include <c10/util/accumulate.h>
 
-namespace torch_convfix::lowering {
+namespace torch_convfix {
 
 // Calls visit(index) for every index of a box of `sizes`, the last dimension fastest.
 template <class Visit>
@@ -18,4 +18,4 @@ void for_each_index(c10::IntArrayRef sizes, Visit visit) {
   }
 }
 
-}  // namespace torch_convfix::lowering
+}  // namespace torch_convfix

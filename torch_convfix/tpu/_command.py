@@ -1,0 +1,75 @@
+"""Compile a step for TPUs that are not there, with the TPU's own compiler, and say what it costs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from torch_convfix.tpu import _chips, _job, _step, report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``torch-convfix tpu``."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument(
+        "step",
+        help="module:function or file.py:function. With --input a function of tensors; without, "
+        "a function of nothing that returns such a function and its inputs",
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SHAPE[:DTYPE]",
+        help="32x3x8x8 or 32:int64, once an input, in order",
+    )
+    parser.add_argument(
+        "--topology",
+        default="v5e",
+        help=f"comma-separated: {', '.join(_chips.CHIPS)}, or the compiler's own, as v5e:2x2",
+    )
+    parser.add_argument(
+        "--stack", choices=_step.STACKS, help="what traces it; by default what is installed"
+    )
+    parser.add_argument("--grouped", choices=("direct", "merge"), default="direct")
+    parser.add_argument("--compare", action="store_true", help="set the stack's own kernels beside")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with charts")
+    parser.add_argument("--operators", type=int, default=12, help="how many to list")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="for one compilation")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="for one compilation")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compile, print, write; 1 where anything did not compile."""
+    try:
+        stack = args.stack or _step.default_stack()
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    variants = ["stock"] if args.compare and stack != "jax" else []
+    variants.append("ours")
+    if args.grouped == "merge" and stack == "torch_xla":
+        variants[-1:] = ["ours", "merged"] if args.compare else ["merged"]
+    jobs = [
+        _job.Job(args.step, tuple(args.input), topology, stack, kernels)
+        for topology in args.topology.split(",")
+        for kernels in variants
+    ]
+    memory = int(args.memory * 2**30) if args.memory else None
+    results = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        for job in jobs:
+            task = progress.add_task(f"{job.name} for {job.topology}, {job.kernels}", total=1)
+            results.append(_job.run(job, limit=args.limit, memory=memory))
+            progress.update(task, completed=1)
+    if args.json:
+        print(report.to_json(results))
+    else:
+        Console().print(report.render(results, args.operators))
+    if args.html:
+        args.html.write_text(report.to_html(results))
+    return int(any(isinstance(r, report.Failure) for r in results))

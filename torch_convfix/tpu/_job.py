@@ -1,0 +1,148 @@
+"""One compilation in a process of its own, with a limit on time and memory.
+
+The compiler can take an hour and all memory for a large graph, and ends the process on some errors.
+Run as a module it is that process: it takes the job as JSON and the path to write the result to.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_convfix.tpu._environment import TORCH_XLA_DEBUG
+from torch_convfix.tpu.report import Failure, Report
+
+
+@dataclass(frozen=True)
+class Job:
+    """``step`` is ``module:function`` or ``file.py:function``; with ``inputs`` a function of tensors
+    of these specs, without a function of nothing that returns such a function and its inputs."""
+
+    step: str
+    inputs: tuple[str, ...]
+    topology: str
+    stack: str
+    kernels: str
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.step.rpartition(":")[2]
+
+    def failure(self, reason: str) -> Failure:
+        """That this job failed."""
+        return Failure(self.name, self.stack, self.kernels, self.topology, reason)
+
+
+def result_of(values: Mapping[str, Any]) -> Report | Failure:
+    """Of the dictionary of either."""
+    return Failure(**values) if "reason" in values else Report.from_dict(values)
+
+
+def _load(step: str) -> Callable[..., Any]:
+    module_name, _, function = step.rpartition(":")
+    if not module_name or not function:
+        raise ValueError(f"step must be module:function or file.py:function, got {step!r}")
+    if module_name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
+        if spec is None or spec.loader is None or not Path(module_name).exists():
+            raise ValueError(f"step must name a file that is there, got {step!r}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(module_name)
+    if not hasattr(module, function):
+        raise ValueError(f"step must name a function of {module_name}, got {step!r}")
+    return getattr(module, function)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):  # not Linux, or gone
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def run(
+    job: Job,
+    *,
+    python: str = sys.executable,
+    limit: float | None = None,
+    memory: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Report | Failure:
+    """The report, or why there is none. ``limit`` in seconds, ``memory`` in bytes; ``tick`` is
+    called several times a second."""
+    environment = {"PJRT_DEVICE": "CPU", **os.environ}
+    if job.stack == "torch_xla":
+        environment |= TORCH_XLA_DEBUG
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = Path(folder, "result"), Path(folder, "log")
+        command = [python, "-m", __name__, json.dumps(asdict(job)), str(result)]
+        with log.open("w") as output:
+            child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            start = time.monotonic()
+            try:
+                while child.poll() is None:
+                    time.sleep(0.1)
+                    tick()
+                    if limit is not None and time.monotonic() - start > limit:
+                        return job.failure(f"not done within the limit of {limit:g} s")
+                    if memory is not None and _resident_bytes(child.pid) > memory:
+                        return job.failure(
+                            f"stopped at the limit of {memory / 2**30:g} GiB of memory, after "
+                            f"{time.monotonic() - start:.0f} s"
+                        )
+            finally:
+                child.kill()
+                child.wait()
+        if result.exists():
+            return result_of(json.loads(result.read_text()))
+        code = child.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+        return job.failure(f"the compiling process ended with {how}:\n{tail}")
+
+
+def _main(job_text: str, path: str) -> int:
+    values = json.loads(job_text)
+    job = Job(**{**values, "inputs": tuple(values["inputs"])})
+    from torch_convfix.tpu import _compiler, _step
+
+    try:
+        fn = _load(job.step)
+        inputs = [_step.parse_input(text) for text in job.inputs]
+        if not inputs:
+            fn, inputs = fn()
+        result = _step.compile(
+            fn,
+            *inputs,
+            topology=job.topology,
+            stack=job.stack,  # type: ignore[arg-type]
+            kernels=job.kernels,  # type: ignore[arg-type]
+            name=job.name,
+        ).to_dict()
+    except (_compiler.CompileError, ImportError, ValueError) as error:
+        result = asdict(job.failure(str(error)))
+    except Exception:
+        result = asdict(job.failure(traceback.format_exc()))
+    partial = Path(f"{path}.partial")
+    partial.write_text(json.dumps(result))
+    partial.rename(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
