@@ -29,7 +29,12 @@ def error_chart(errors: Mapping[str, Mapping[str, float]], faults: Sequence[Find
         ]
         if points:
             axes.scatter(
-                *map(list, zip(*points, strict=True)), s=14, color=color, alpha=0.7, label=label, lw=0
+                *map(list, zip(*points, strict=True)),
+                s=14,
+                color=color,
+                alpha=0.7,
+                label=label,
+                lw=0,
             )
     axes.set_yscale("log")
     axes.set_ylim(_FLOOR / 10, _CEILING * 10)
