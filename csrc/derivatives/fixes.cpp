@@ -1,0 +1,21 @@
+#include "fixes.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+
+namespace torch_convfix {
+
+at::DimVector spread(at::IntArrayRef values, int64_t dim) {
+  return values.size() == 1 ? at::DimVector(dim, values[0])
+                            : at::DimVector(values.begin(), values.end());
+}
+
+at::Tensor pad_last(
+    const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value) {
+  std::vector<int64_t> pads;
+  for (auto i = static_cast<int64_t>(before.size()) - 1; i >= 0; --i) {
+    pads.insert(pads.end(), {before[i], after[i]});
+  }
+  return at::constant_pad_nd(t, pads, value);
+}
+
+}  // namespace torch_convfix

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+namespace torch_convfix {
+
+// What derivative_fixes.cpp registers, by the file that defines it.
+using MakeFix = torch::CppFunction();
+
+// max_pool.cpp
+MakeFix make_max_pool2d, make_max_pool3d, make_max_pool2d_backward, make_max_pool3d_backward;
+// avg_pool.cpp
+MakeFix make_avg_pool1d, make_avg_pool2d, make_avg_pool3d;
+// activations.cpp
+MakeFix make_elu_backward, make_celu, make_celu_;
+// losses.cpp
+MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss;
+// arguments.cpp
+MakeFix make_amax, make_amin, make_norm, make_roll;
+// embedding.cpp
+MakeFix make_embedding;
+
+template <auto function>
+torch::CppFunction make_fix() {
+  using Function = std::remove_pointer_t<decltype(function)>;
+  return torch::CppFunction::makeFromUnboxedFunction(
+      c10::CompileTimeFunctionPointer<Function, function>());
+}
+
+// The kernel that the backend or core has at the autograd key, fetched before ours takes its place.
+class Stock {
+ public:
+  explicit Stock(
+      const char* op, const char* overload = "", c10::DispatchKey key = c10::DispatchKey::AutogradXLA)
+      : kernel_(
+            c10::Dispatcher::singleton()
+                .findSchemaOrThrow(op, overload)
+                .getComputedKernelForDispatchKey(key)) {
+  }
+
+  at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
+    kernel_.callBoxed(kernel_.opHandle(), keys, &stack);
+    return std::move(stack[0]).toTensor();
+  }
+
+ private:
+  c10::SafeKernelFunction kernel_;
+};
+
+// One entry a dimension, where the operators take one for all.
+at::DimVector spread(at::IntArrayRef values, int64_t dim);
+
+// Pads the last dimensions, as many as `before` has entries.
+at::Tensor pad_last(
+    const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value);
+
+}  // namespace torch_convfix
