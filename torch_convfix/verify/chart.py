@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torch_convfix.verify.derivatives import FORWARD_MODE, VALUE, VMAP, VMAP_GRAD
-from torch_convfix.verify.report import Finding
+from torch_convfix.verify.findings import Finding
 
 _FLOOR, _CEILING = 1e-18, 1e3  # where an exact result and one that is not finite are drawn
 

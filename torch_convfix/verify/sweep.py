@@ -15,8 +15,9 @@ import torch
 from torch_convfix.verify import conv_cases
 from torch_convfix.verify.compare import Outcome
 from torch_convfix.verify.conv_cases import ConvCase
+from torch_convfix.verify.findings import Finding, Kind
 from torch_convfix.verify.op_cases import OpCase, op_cases
-from torch_convfix.verify.report import Environment, Finding, Kind, Report
+from torch_convfix.verify.report import Environment, Report
 from torch_convfix.verify.workers import Death, Ready, Settings, Spell, Worker, worker
 
 Case = ConvCase | OpCase
