@@ -169,7 +169,8 @@ class _Reporter:
     def _finding(
         self, own: Worker, op: str, kind: Kind, fault: str, group: list[tuple[Case, Result]]
     ) -> Finding | None:
-        group = sorted(group, key=lambda pair: pair[0].numel)
+        # First those that can be shrunk.
+        group = sorted(group, key=lambda p: (not isinstance(p[0], ConvCase), p[0].numel))
         if kind is Kind.REFUSES or kind is Kind.NOT_TRACEABLE:
             line = self._spell(group[0][0])
         else:
