@@ -36,6 +36,10 @@ class Block:
     ins: tuple[int, ...]
     boxes: tuple[Box, ...]
 
+    @property
+    def taps(self) -> int:
+        return sum(math.prod(map(len, box)) for box in self.boxes)
+
 
 @dataclass(frozen=True)
 class Cover:

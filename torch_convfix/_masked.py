@@ -19,9 +19,9 @@ from ._cover import Block, Box, Cover, cover
 Algorithm = Literal["auto", "direct", "im2col"]
 Size = int | Sequence[int]
 
-FEW_CHANNELS = (
-    4  # up to here a convolution is slower than gathering its taps (bench/masked_conv.py)
-)
+# Up to here gathering the taps is faster than cut kernels (bench/masked_conv.py).
+FEW_CHANNELS = 4  # PyTorch's CPU kernels, input channels
+FEW_READS = 48  # XLA:CPU, kept weights of an output channel
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -49,8 +49,9 @@ def masked_conv(
         padding: a number, one a dimension, "valid" or "same".
         algorithm: "direct" gives each dense piece to the device's own convolution. "im2col" gathers
             the kept taps for one matrix product, which cannot mix taps. "auto" is "im2col" where the
-            device's library is known to use Winograd or FFT kernels (cuDNN, MPS, NNPACK), and on a
-            CPU (XLA:CPU too) for up to 4 input channels, where it is faster; else "direct".
+            device's library is known to use Winograd or FFT kernels (cuDNN, MPS, NNPACK), and where
+            it is faster: on a CPU for up to 4 input channels, on XLA:CPU for up to 48 kept weights
+            an output channel; else "direct".
 
     Raises:
         ValueError: for a mask that is not 0/1 or does not broadcast, and for sizes that do not fit.
@@ -121,8 +122,7 @@ def apply_cover(
         w_block = _select(_select(_select(w, 0, block.groups), 1, rows), 2, columns)
         im2col = algorithm == "im2col"
         if algorithm == "auto":
-            few = x_block.shape[1] * x_block.shape[2] <= FEW_CHANNELS
-            im2col = (few and _runs_on_cpu(input.device.type)) or _mixes_taps(input.device.type)
+            im2col = _gathers(input.device.type, block)
         # The first piece of a whole block can add the bias, which saves a pass.
         whole = len(block.groups) * len(block.outs) == groups * outs
         fused = bias if whole and total is None and (im2col or not transposed) else None
@@ -133,8 +133,9 @@ def apply_cover(
         else:
             pieces = _direct(axes, block, x_block, w_block, fused)
         for y in pieces:
-            y = y.unflatten(1, (len(block.groups), len(block.outs)))
-            y = _place(_place(y, 1, block.groups, groups), 2, block.outs, outs).flatten(1, 2)
+            if not whole:
+                y = y.unflatten(1, (len(block.groups), len(block.outs)))
+                y = _place(_place(y, 1, block.groups, groups), 2, block.outs, outs).flatten(1, 2)
             total = y if total is None else total + y
         bias = bias if fused is None or total is None else None
     if total is None:
@@ -279,9 +280,13 @@ def _im2col(
         starts = [o + before for o, (before, _) in zip(offset, margins, strict=True)]
         window = [slice(a, a + m, s) for a, m, s in zip(starts, spans, stride, strict=True)]
         reads.append(x[_index(window)])
-    columns = torch.stack(reads, 3).flatten(4).flatten(2, 3)  # (batch, groups, ins * taps, outputs)
-    batch, columns = columns.shape[0], columns.flatten(0, 1)
-    w = w.flatten(2).expand(batch, -1, -1, -1).flatten(0, 1)
+    columns = torch.stack(reads, 3).flatten(2, 3)  # (batch, groups, ins * taps, *outputs)
+    w = w.flatten(2)
+    if x.device.type == "xla":  # a 1 x 1 convolution is the same product, and faster on XLA:CPU
+        w = w.flatten(0, 1)[(..., *[None] * len(axes))]
+        return _CONV[len(axes)](columns.flatten(1, 2), w, bias, groups=len(block.groups))
+    batch, columns = columns.shape[0], columns.flatten(3).flatten(0, 1)
+    w = w.expand(batch, -1, -1, -1).flatten(0, 1)
     if bias is None:
         y = torch.bmm(w, columns)
     else:
@@ -352,16 +357,19 @@ def _place(x: torch.Tensor, dim: int, members: tuple[int, ...], size: int) -> to
     return F.pad(x, [*before, 0, 1]).index_select(dim, torch.tensor(source, device=x.device))
 
 
-def _mixes_taps(device: str) -> bool:
-    """Whether convolutions may run as Winograd or FFT kernels there: cuDNN, MPS, NNPACK."""
+def _gathers(device: str, block: Block) -> bool:
+    """Whether "auto" is "im2col": where convolutions may be Winograd or FFT kernels (cuDNN, MPS,
+    NNPACK), and where gathering is faster."""
+    if device in ("cuda", "mps"):
+        return True
+    channels = len(block.groups) * len(block.ins)
     if device == "cpu":
-        return not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
-    return device in ("cuda", "mps")
+        onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+        return not onednn or channels <= FEW_CHANNELS
+    return device == "xla" and _planned_for_cpu() and channels * block.taps <= FEW_READS
 
 
-def _runs_on_cpu(device: str) -> bool:
-    if device != "xla":
-        return device == "cpu"
+def _planned_for_cpu() -> bool:
     from torch_convfix import _C  # only here: nothing else in this file needs the core
 
     options = _C.enabled_options("xla")
