@@ -21,6 +21,7 @@ class Options:
     hardware: Hardware
     derivatives: bool
     grouped: Grouped
+    dynamic: bool
     def __init__(
         self,
         output_padding: OutputPadding,
@@ -28,6 +29,7 @@ class Options:
         derivatives: bool,
         grouped: Grouped = ...,
         merge: int = 0,
+        dynamic: bool = False,
     ) -> None: ...
 
 def enable(device: str, options: Options) -> None: ...

@@ -53,6 +53,7 @@ def enable(
     *,
     derivatives: bool = True,
     grouped: Grouped | None = None,
+    dynamic: bool | None = None,
 ) -> None:
     """Put our kernels in place of the device's own. Idempotent; new options replace the old.
 
@@ -69,6 +70,8 @@ def enable(
             zeros between them, where the TPU compiler's estimate is lower for it. A NaN or Inf in
             one group then makes NaN of the others of its merge, so the default is ``"direct"``, or
             the environment's ``TORCH_CONVFIX_GROUPED``.
+        dynamic: also mend what stands in a conv net's way on ``xla`` tensors with bounded-dynamic
+            sizes. By default where the environment's ``XLA_EXPERIMENTAL`` lets torch_xla make such.
 
     Raises:
         ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
@@ -78,7 +81,10 @@ def enable(
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
     wanted = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
     merging = _choice("grouped", wanted, _C.Grouped)
-    _C.enable(device, _C.Options(padding, chosen, derivatives, merging))
+    if dynamic is None:
+        dynamic = device == "xla" and bool(os.environ.get("XLA_EXPERIMENTAL"))
+    options = _C.Options(padding, chosen, derivatives, merging, dynamic=dynamic)
+    _C.enable(device, options)
 
 
 def disable(device: str = "xla") -> None:
@@ -111,10 +117,18 @@ def enabled(
     *,
     derivatives: bool = True,
     grouped: Grouped | None = None,
+    dynamic: bool | None = None,
 ) -> Iterator[None]:
     """A context with our kernels; what was before is there again after. Arguments as `enable`."""
     with _restored(device):
-        enable(device, output_padding, hardware, derivatives=derivatives, grouped=grouped)
+        enable(
+            device,
+            output_padding,
+            hardware,
+            derivatives=derivatives,
+            grouped=grouped,
+            dynamic=dynamic,
+        )
         yield
 
 
@@ -191,5 +205,6 @@ def status() -> Status:
                 "hardware": chosen.hardware.name,
                 "grouped": chosen.grouped.name,
                 "derivatives": chosen.derivatives,
+                "dynamic": chosen.dynamic,
             }
     return Status(versions, options, registrations)
