@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "registry.h"
+#include "traced_shapes.h"
 
 namespace py = pybind11;
 using namespace torch_convfix;
@@ -39,6 +40,7 @@ PYBIND11_MODULE(_C, m) {
     }
     return fields;
   });
+  m.def("traced_shapes", &traced_shapes);
   m.def(
       "check_backward",
       [](const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "lowering/lowering.h"
+#include "traced_shapes.h"
 
 namespace torch_convfix {
 namespace {
@@ -70,6 +71,7 @@ at::Tensor Overrideable::convolution(
   const Geometry geometry(
       weight, stride, padding, dilation, transposed, output_padding, std::move(groups));
   check_forward(geometry, input, weight, bias);
+  count_traced(input.sym_sizes());
   const auto form = make_form(geometry, input.sym_sizes(), weight.sym_sizes());
   if (!form) {
     return stock_.convolution(geometry, input, weight, bias);

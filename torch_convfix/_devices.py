@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
 Grouped = Literal["direct", "merge"]
 
+_MOST_SHAPES = 10  # to print
 _STACKS = {"xla": "torch_xla", "tpu": "torch_tpu"}
 
 
@@ -160,12 +162,53 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    """What torch_xla has compiled in this process, by its own metrics. `print` it.
+
+    ``shapes``: the input shapes of the convolutions traced so far by ours, each with how often; -1 is
+    a size not known at tracing. Every new shape is a new graph.
+    """
+
+    graphs: int
+    seconds: float
+    reused: int
+    shapes: dict[tuple[int, ...], int]
+
+    def __str__(self) -> str:
+        lines = [
+            f"torch_xla: {self.graphs} graphs compiled in {self.seconds:.1f} s, "
+            f"{self.reused} runs of one compiled before"
+        ]
+        often = sorted(self.shapes.items(), key=lambda item: -item[1])
+        for shape, times in often[:_MOST_SHAPES]:
+            sizes = ", ".join("?" if s < 0 else str(s) for s in shape)
+            lines.append(f"  convolution of [{sizes}], traced {times} times")
+        if len(often) > _MOST_SHAPES:
+            lines.append(f"  and {len(often) - _MOST_SHAPES} other shapes")
+        return "\n".join(lines)
+
+
+def _compilation() -> Compilation | None:
+    if "torch_xla" not in sys.modules:
+        return None
+    metrics = importlib.import_module("torch_xla.debug.metrics")
+    _, nanoseconds, _ = metrics.metric_data("CompileTime") or (0, 0.0, [])
+    return Compilation(
+        metrics.counter_value("UncachedCompile") or 0,
+        nanoseconds / 1e9,
+        metrics.counter_value("CachedCompile") or 0,
+        {tuple(shape): times for shape, times in _C.traced_shapes()},
+    )
+
+
+@dataclass(frozen=True)
 class Status:
-    """What is registered, and with which options and versions. `print` it."""
+    """What is registered, with which options and versions, and what was compiled. `print` it."""
 
     versions: dict[str, str]
     options: dict[str, dict[str, object]]
     registrations: list[Registration]
+    compilation: Compilation | None  # None where torch_xla is not loaded
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -186,6 +229,8 @@ class Status:
                 console.print(f"{device}: {text}")
             if not self.options:
                 console.print("no device is enabled")
+            if self.compilation is not None:
+                console.print(str(self.compilation), markup=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -207,4 +252,4 @@ def status() -> Status:
                 "derivatives": chosen.derivatives,
                 "dynamic": chosen.dynamic,
             }
-    return Status(versions, options, registrations)
+    return Status(versions, options, registrations, _compilation())
