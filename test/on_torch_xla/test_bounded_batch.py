@@ -38,7 +38,13 @@ def ours(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    names = ["conv2d", "mean", *bounded_batch.LIMITS, *bounded_batch.WRONG, "dividing by the size"]
+    names = [
+        "conv2d",
+        "mean, var",
+        *bounded_batch.LIMITS,
+        *bounded_batch.WRONG,
+        "dividing by the size",
+    ]
     return run(tmp_path_factory.mktemp("stock") / "results", *names, stock=True)
 
 
@@ -61,7 +67,7 @@ def test_fails_with_and_without_ours(ours, stock, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["conv2d", "mean"])
+@pytest.mark.parametrize("name", ["conv2d", "mean, var"])
 def test_stock_refuses(stock, name):
     assert isinstance(stock[name], str)
 
