@@ -1,6 +1,7 @@
 """Wall time, stock and ours in turn in one run: medians and ratios.
 
-    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--only SUBSTRING] [--json FILE]
+    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--seconds 3] [--only SUBSTRING]
+                              [--json FILE]
 
 `xla` is torch_xla on XLA:CPU, `cpu` plain PyTorch.
 
@@ -148,7 +149,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["xla", "cpu"], default="xla")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="least rounds a row (default 5)")
+    parser.add_argument("--seconds", type=float, default=3, help="least time a row (default 3)")
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
@@ -165,24 +167,25 @@ def main() -> None:
         inputs = [torch.rand(x, device=device), torch.rand(w, device=device)]
         if sync is not None:
             sync()
-        times = {"stock": [], "ours": []}
-        for i in range(args.rounds + 1):
-            for mode, context in (
-                ("stock", torch_convfix.disabled),
-                ("ours", torch_convfix.enabled),
-            ):
+        times: dict[str, list[tuple[float, float]]] = {"stock": [], "ours": []}
+        contexts = [("stock", torch_convfix.disabled), ("ours", torch_convfix.enabled)]
+        for _, context in contexts:  # compiles
+            with context(args.device):
+                _time(step, inputs, sync)
+        start = time.perf_counter()
+        while len(times["ours"]) < args.rounds or time.perf_counter() - start < args.seconds:
+            for mode, context in contexts:
                 with context(args.device):
-                    taken = _time(step, inputs, sync)
-                if i:  # the first round compiles
-                    times[mode].append(taken)
-        row = {"row": name}
+                    times[mode].append(_time(step, inputs, sync))
+            contexts.reverse()  # neither always follows the other
+        row: dict = {"row": name, "rounds": len(times["ours"])}
         for mode, taken in times.items():
             row[f"{mode}_ms"] = 1e3 * statistics.median(t for t, _ in taken)
             row[f"{mode}_trace_ms"] = 1e3 * statistics.median(t for _, t in taken)
         row["ratio"] = row["stock_ms"] / row["ours_ms"]
         rows.append(row)
 
-    table = Table(title=f"{args.device}, medians of {args.rounds}, float32")
+    table = Table(title=f"{args.device}, medians of {args.rounds} or more, float32")
     table.add_column("row")
     for column in ("stock ms", "ours ms", "stock / ours", "stock trace ms", "ours trace ms"):
         table.add_column(column, justify="right")

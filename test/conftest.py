@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out tests marked slow")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):  # most of the time is LLVM's
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
         slow = [item for item in items if "slow" in item.keywords]

@@ -16,7 +16,8 @@ from torch_convfix.verify import check, conv_cases, tensor
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.derivatives import Call, all_stages
 from torch_convfix.verify.devices import Device
-from torch_convfix.verify.report import Environment, Finding, Kind, Report
+from torch_convfix.verify.findings import Finding, Kind
+from torch_convfix.verify.report import Environment, Report
 from torch_convfix.verify.sweep import run
 from torch_convfix.verify.workers import Death, Settings, worker
 

@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from enum import Enum
+from typing import Literal, TypeVar
 
 from torch_convfix import _C
 
@@ -17,10 +18,13 @@ Hardware = Literal["cpu", "tpu", "other"]
 Grouped = Literal["direct", "merge"]
 
 _MOST_SHAPES = 10  # to print
+
+_E = TypeVar("_E", bound=Enum)
+
 _STACKS = {"xla": "torch_xla", "tpu": "torch_tpu"}
 
 
-def _choice(name: str, value: str, enum: type) -> object:
+def _choice(name: str, value: str, enum: type[_E]) -> _E:
     if value not in enum.__members__:
         raise ValueError(f"{name} must be one of {', '.join(enum.__members__)}, got {value!r}")
     return enum.__members__[value]

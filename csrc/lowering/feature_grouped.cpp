@@ -1,5 +1,5 @@
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/permute_copy.h>
-#include <ATen/ops/slice_copy.h>
 #include <ATen/ops/transpose_copy.h>
 #include <ATen/ops/view_copy.h>
 
@@ -24,18 +24,23 @@ at::Tensor weight_grad(
   }
   at::DimVector joined{channels, form.groups * batch};
   joined.append(image.begin(), image.end());
-  const auto images = at::view_copy(at::permute_copy(at::view_copy(x, split), order), joined);
+  // Exactly the positions that g meets: where the stride left some over, there would be more taps.
+  std::vector<int64_t> pads(2 * form.dim());
+  for (int64_t i = 0; i < form.dim(); ++i) {
+    const int64_t met =
+        (form.g[i + 2] - 1) * form.stride[i] + (form.w[i + 2] - 1) * form.dilation[i] + 1;
+    const int64_t last = 2 * (form.dim() - 1 - i);
+    pads[last] = form.padding[i];
+    pads[last + 1] = met - form.padding[i] - form.x[i + 2];
+  }
+  const auto images =
+      at::constant_pad_nd(at::view_copy(at::permute_copy(at::view_copy(x, split), order), joined), pads);
 
   Form swapped = form;
   swapped.stride = form.dilation;
   swapped.dilation = form.stride;
-  auto result =
-      stock.forward(swapped, images, at::transpose_copy(g, 0, 1));  // [channels, K, *k or more]
-  for (int64_t i = 2; i < result.dim(); ++i) {
-    result = at::slice_copy(
-        result, i, 0, form.w[i]);  // the stride may leave room for more taps than there are
-  }
-  return at::transpose_copy(result, 0, 1);
+  swapped.padding.assign(form.dim(), 0);
+  return at::transpose_copy(stock.forward(swapped, images, at::transpose_copy(g, 0, 1)), 0, 1);
 }
 
 }  // namespace torch_convfix::lowering::feature_grouped

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torch_convfix.verify.report import Kind
+from torch_convfix.verify.findings import Kind
 from torch_convfix.verify.sweep import run
 
 

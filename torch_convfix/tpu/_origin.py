@@ -67,7 +67,8 @@ class _Labels(TorchDispatchMode):
 @contextlib.contextmanager
 def labelled(label: Label) -> Iterator[dict[str, Origin]]:
     """A context whose operators are labelled; afterwards the dictionary has each name's origin."""
-    labels, origins = _Labels(label), {}
+    labels = _Labels(label)
+    origins: dict[str, Origin] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Anomaly Detection has been enabled")
         with torch.autograd.detect_anomaly(check_nan=False), labels:

@@ -30,7 +30,8 @@ def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> str:
 def _text(outputs: list[Tensor]) -> str:
     if all(os.environ.get(name) == value for name, value in TORCH_XLA_DEBUG.items()):
         # The text that torch_xla writes then is not StableHLO that a parser takes.
-        return _jax.text_of_portable(xm.get_stablehlo_bytecode(outputs))
+        bytecode = xm.get_stablehlo_bytecode(outputs)  # type: ignore[arg-type]  # a list, says its docstring
+        return _jax.text_of_portable(bytecode)
     return xm.get_stablehlo(outputs)
 
 

@@ -4,7 +4,7 @@ import copy
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -169,9 +169,11 @@ def _bind(module: nn.Module, state: dict[str, Tensor]) -> nn.Module:
         object.__setattr__(bound, name, state.get(name))
     for name in module._buffers:
         object.__setattr__(bound, name, state.get(name))
-    bound.parameters = lambda recurse=True: iter(  # type: ignore[method-assign]
-        t for k, t in state.items() if k in dict(module.named_parameters())
-    )
+
+    def parameters(recurse: bool = True) -> Iterator[Tensor]:
+        return (t for k, t in state.items() if k in dict(module.named_parameters()))
+
+    object.__setattr__(bound, "parameters", parameters)
     return bound
 
 
@@ -203,7 +205,7 @@ class _Recorder(TorchFunctionMode):
             recorder._add(cls.__name__, replay, kept, result, custom=True)
             return result
 
-        self.apply = classmethod(apply)
+        self.apply: classmethod[Any, ..., Any] = classmethod(apply)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -217,7 +219,14 @@ class _Recorder(TorchFunctionMode):
         self._add(resolve_name(func) or func.__name__, func, kept, result)
         return result
 
-    def _add(self, name: str, fn: Any, kept: Any, result: Any, custom: bool = False) -> None:
+    def _add(
+        self,
+        name: str,
+        fn: Any,
+        kept: tuple[tuple[Any, ...], dict[str, Any]],
+        result: Any,
+        custom: bool = False,
+    ) -> None:
         floating = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
         if any(t.is_floating_point() for t in floating) and not name.endswith("__get__"):
             self.calls.append(_Recorded(name, _caller(), fn, *kept, custom=custom))
@@ -284,7 +293,7 @@ def _against_differences(call: _Recorded) -> Outcome:
     directions = {i: random_like(100 + i, tensors[i]) for i in moved}
     got = sum((gradients[f"input {i}"] * directions[i]).sum() for i in moved)
 
-    def value(step: float) -> Tensor:
+    def value(step: float) -> Tensor | float:
         at = [
             t.detach() + step * directions[i] if i in directions else t
             for i, t in enumerate(tensors)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torch_convfix.verify.derivatives import FORWARD_MODE, VALUE, VMAP, VMAP_GRAD
-from torch_convfix.verify.report import Finding
+from torch_convfix.verify.findings import Finding
 
 _FLOOR, _CEILING = 1e-18, 1e3  # where an exact result and one that is not finite are drawn
 
@@ -28,14 +28,8 @@ def error_chart(errors: Mapping[str, Mapping[str, float]], faults: Sequence[Find
             if ((op, stage) in wrong) == is_wrong
         ]
         if points:
-            axes.scatter(
-                *map(list, zip(*points, strict=True)),
-                s=14,
-                color=color,
-                alpha=0.7,
-                label=label,
-                lw=0,
-            )
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, s=14, color=color, alpha=0.7, label=label, lw=0)
     axes.set_yscale("log")
     axes.set_ylim(_FLOOR / 10, _CEILING * 10)
     axes.set_xlim(-0.5, max(len(stages), 1) - 0.5)

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from unittest import mock
 from zlib import crc32
 
@@ -107,11 +106,11 @@ def compare(
     if _random(want[VALUE], again):
         return Outcome(skipped="random")
 
-    comparable = [s for s, result in want.items() if not isinstance(result, Failure)]
+    comparable = {s: r for s, r in want.items() if not isinstance(r, Failure)}
     outcome = Outcome(refused={s: r.line for s, r in want.items() if isinstance(r, Failure)})
-    got = run_on(device, program, inputs, comparable, cotangents)
+    got = run_on(device, program, inputs, list(comparable), cotangents)
     roundings: list[dict[str, Results | Failure]] = []
-    for stage in comparable:
+    for stage, wanted in comparable.items():
         result = got.get(stage)
         if isinstance(result, Failure):
             if call.reference is None and _cpu_raises(program, inputs, stage, draw):
@@ -121,7 +120,7 @@ def compare(
             continue
         if result is None:  # an order after one that raised
             continue
-        error, worst = worst_error(result, want[stage], size)
+        error, worst = worst_error(result, wanted, size)
         if error > tolerance and dtype != torch.float64:
             roundings = roundings or [
                 in_float64(
@@ -130,7 +129,7 @@ def compare(
                 ),
                 evaluate(reference, inputs, stages, draw, vmap=False),
             ]
-            if error <= _limit(roundings, want, stage, size):
+            if error <= _limit(roundings, wanted, stage, size):
                 continue
         outcome.errors[stage] = error
         if error > tolerance:
@@ -140,13 +139,13 @@ def compare(
 
 def _limit(
     roundings: Sequence[Mapping[str, Results | Failure]],
-    want: Mapping[str, Any],
+    want: Results,
     stage: str,
     size: float,
 ) -> float:
     """The error that rounding alone may bring to a stage."""
-    moved = [r[stage] for r in roundings if isinstance(r.get(stage), dict)]
-    errors = [worst_error(m, want[stage], size)[0] for m in moved]  # type: ignore[arg-type]
+    moved = [m for r in roundings if isinstance(m := r.get(stage), dict)]
+    errors = [worst_error(m, want, size)[0] for m in moved]
     return min(_ROUNDINGS * max(errors, default=0.0), _LARGEST_ROUNDING)
 
 

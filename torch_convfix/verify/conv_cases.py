@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -145,45 +147,73 @@ references = {
 }
 
 
-def _case(dim: int, size: int = 5, **fields) -> ConvCase:
-    spatial = {"kernel": 3, "stride": 1, "padding": 1, "dilation": 1, "output_padding": 0}
-    values = {
-        name: (v,) * dim if isinstance(v := fields.pop(name, default), int) else v
-        for name, default in spatial.items()
-    }
-    sizes = (size,) * dim if isinstance(size, int) else size
-    shape = {"batch": 2, "in_per_group": 2, "out_per_group": 2}
-    return ConvCase(sizes, **values, **{**shape, **fields})
+class _Rest(TypedDict, total=False):
+    transposed: bool
+    groups: int
+    bias: bool
+    must_raise: bool
+    weight_dtype: str
+
+
+def _case(
+    dim: int,
+    size: int | Ints = 5,
+    *,
+    kernel: int | Ints = 3,
+    stride: int | Ints = 1,
+    padding: int | Ints = 1,
+    dilation: int | Ints = 1,
+    output_padding: int | Ints = 0,
+    in_per_group: int = 2,
+    out_per_group: int = 2,
+    batch: int = 2,
+    **rest: Unpack[_Rest],
+) -> ConvCase:
+    def spread(value: int | Ints) -> Ints:
+        return (value,) * dim if isinstance(value, int) else value
+
+    return ConvCase(
+        spread(size),
+        spread(kernel),
+        spread(stride),
+        spread(padding),
+        spread(dilation),
+        spread(output_padding),
+        in_per_group=in_per_group,
+        out_per_group=out_per_group,
+        batch=batch,
+        **rest,
+    )
 
 
 def declared() -> Iterator[ConvCase]:
     """The geometries that each have a name in practice, in every number of dimensions."""
-    kinds: list[dict] = [
-        {},
-        {"padding": 0, "bias": True},
-        {"stride": 2, "bias": True},
-        {"stride": 3, "kernel": 2, "padding": 0},
-        {"dilation": 2, "padding": 2},
-        {"kernel": 1, "padding": 0},
-        {"groups": 2, "stride": 2, "bias": True},
-        {"groups": 3, "in_per_group": 1, "out_per_group": 1},
-        {"groups": 2, "in_per_group": 1, "out_per_group": 3, "stride": 2},
-        {"batch": 0},
-        {"batch": 1, "in_per_group": 1, "out_per_group": 1, "kernel": 4, "padding": 2},
+    kinds = [
+        partial(_case),
+        partial(_case, padding=0, bias=True),
+        partial(_case, stride=2, bias=True),
+        partial(_case, stride=3, kernel=2, padding=0),
+        partial(_case, dilation=2, padding=2),
+        partial(_case, kernel=1, padding=0),
+        partial(_case, groups=2, stride=2, bias=True),
+        partial(_case, groups=3, in_per_group=1, out_per_group=1),
+        partial(_case, groups=2, in_per_group=1, out_per_group=3, stride=2),
+        partial(_case, batch=0),
+        partial(_case, batch=1, in_per_group=1, out_per_group=1, kernel=4, padding=2),
     ]
     for dim, size in ((1, 7), (2, 5), (3, 4)):
         for transposed in (False, True):
             for kind in kinds:
-                yield _case(dim, size, transposed=transposed, **kind)
+                yield kind(dim, size, transposed=transposed)
         for kind in (
-            {"stride": 2, "output_padding": 1, "bias": True},
-            {"stride": 2, "output_padding": 1, "groups": 2},
+            partial(_case, stride=2, output_padding=1, bias=True),
+            partial(_case, stride=2, output_padding=1, groups=2),
             # As large as a stride and more: the case that backends forget.
-            {"dilation": 2, "output_padding": 1},
-            {"dilation": 3, "output_padding": 2, "kernel": 2, "groups": 2},
-            {"stride": 2, "dilation": 4, "output_padding": 3, "kernel": 2, "padding": 2},
+            partial(_case, dilation=2, output_padding=1),
+            partial(_case, dilation=3, output_padding=2, kernel=2, groups=2),
+            partial(_case, stride=2, dilation=4, output_padding=3, kernel=2, padding=2),
         ):
-            yield _case(dim, max(size - 2, 2), transposed=True, **kind)
+            yield kind(dim, max(size - 2, 2), transposed=True)
     yield _case(2, (6, 4), kernel=(3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2))
     yield _case(
         2,
@@ -194,11 +224,10 @@ def declared() -> Iterator[ConvCase]:
         dilation=(2, 1),
         output_padding=(1, 1),
     )
-    refused = {"must_raise": True}
-    yield _case(2, out_per_group=0, **refused)
-    yield _case(2, out_per_group=0, transposed=True, **refused)
-    yield _case(2, weight_dtype="bfloat16", **refused)
-    yield _case(2, transposed=True, stride=2, output_padding=2, **refused)
+    yield _case(2, out_per_group=0, must_raise=True)
+    yield _case(2, out_per_group=0, transposed=True, must_raise=True)
+    yield _case(2, weight_dtype="bfloat16", must_raise=True)
+    yield _case(2, transposed=True, stride=2, output_padding=2, must_raise=True)
 
 
 def draw(random: Random) -> ConvCase:
@@ -237,18 +266,22 @@ _LEAST = {
 _SPATIAL = ("padding", "output_padding", "stride", "dilation", "kernel", "size")
 
 
+def _with(case: ConvCase, name: str, value: Any) -> ConvCase:
+    return replace(case, **{name: value})
+
+
 def _smaller(case: ConvCase) -> Iterator[ConvCase]:
     for name, least in _LEAST.items():
         value = getattr(case, name)
         if name not in _SPATIAL:
             for less in dict.fromkeys((least, value - 1)):
                 if value > least:
-                    yield replace(case, **{name: type(value)(less)})
+                    yield _with(case, name, type(value)(less))
             continue
         for i in range(len(value)):
             for less in dict.fromkeys((least, value[i] - 1)):
                 if value[i] > least:
-                    yield replace(case, **{name: (*value[:i], less, *value[i + 1 :])})
+                    yield _with(case, name, (*value[:i], less, *value[i + 1 :]))
 
 
 def shrink(case: ConvCase, fails: Callable[[ConvCase], bool], most: int = 150) -> ConvCase:

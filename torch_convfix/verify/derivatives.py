@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Failure:
 
 Draw = Callable[[str, Tensor], Tensor]
 
-VALUE = "value"
+VALUE: Final = "value"
 FORWARD_MODE = "forward mode"
 VMAP = "vmap"
 VMAP_GRAD = "vmap of gradient"

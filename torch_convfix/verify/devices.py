@@ -100,7 +100,9 @@ def graph_hash_fault() -> bool:
         first = torch.autograd.grad(torch.sin(x * y).sum(), [x, y], create_graph=True)
         if device.type == "xla":
             torch_xla.sync()
-        return list(torch.autograd.grad(sum((g * g).sum() for g in first), [x, y]))
+        penalty = sum((g * g).sum() for g in first)
+        assert isinstance(penalty, Tensor)
+        return list(torch.autograd.grad(penalty, [x, y]))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

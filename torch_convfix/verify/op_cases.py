@@ -69,6 +69,7 @@ class OpCase:
 
 def _ours() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     ties = tensor(2, 2, 7, 6).detach().mul(2).round().clamp(0).requires_grad_()  # as after a relu
+    fields: dict[str, Any]
     for fields in (
         {"kernel_size": 2},
         {"kernel_size": 3, "stride": 2, "padding": 1},
@@ -125,7 +126,10 @@ def _own_samples() -> dict[str, list[tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def _attribute(op: str) -> Any:
-    return functools.reduce(lambda at, name: getattr(at, name, None), op.split("."), torch)
+    at: Any = torch
+    for name in op.split("."):
+        at = getattr(at, name, None)
+    return at
 
 
 def function(name: str) -> Any:

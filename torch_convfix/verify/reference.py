@@ -17,7 +17,7 @@ def _plain(x: Tensor, w: Tensor, stride, padding, dilation, groups: int) -> Tens
         (x.shape[i + 2] - dilation[i] * (w.shape[i + 2] - 1) - 1) // stride[i] + 1
         for i in range(dim)
     ]
-    y = 0
+    y = x.new_zeros(())
     for tap in itertools.product(*(range(k) for k in w.shape[2:])):
         part, weight = x, w
         for i in range(dim):
@@ -39,14 +39,14 @@ def _transposed(
     size = list(x.shape[2:])
     steps = [(n - 1) * s + 1 for n, s in zip(size, stride, strict=True)]
     x = x.unflatten(1, (groups, -1)).flatten(3)  # [N, G, C / G, positions]
-    y = 0
+    y = x.new_zeros(())
     for tap in itertools.product(*(range(k) for k in w.shape[2:])):
         weight = w
         for position in tap:
             weight = weight.select(2, position)
         weight = weight.unflatten(0, (groups, -1))  # [G, C / G, K / G]
         part = torch.einsum("ngcp,gck->ngkp", x, weight).flatten(1, 2).unflatten(2, size)
-        pads = []
+        pads: list[int] = []
         for i in range(dim):  # spread the positions by the stride, then shift by the tap
             part = part.unsqueeze(i + 3)
             part = torch.nn.functional.pad(part, [0, 0] * (dim - 1 - i) + [0, stride[i] - 1])

@@ -1,6 +1,5 @@
 """What a sweep found: for a terminal, for a program, and as a page."""
 
-import enum
 import importlib.metadata
 import importlib.resources
 import io
@@ -15,50 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torch_convfix.verify.chart import error_chart
+from torch_convfix.verify.findings import FAULTS, Finding, Kind
 from torch_convfix.verify.workers import Ready, Settings
-
-
-class Kind(enum.Enum):
-    """What can be wrong, the worst first."""
-
-    WRONG = "wrong numbers, no error"
-    CRASH = "ends the process"
-    RAISES = "raises, and the formula does not"
-    ACCEPTS = "accepts what the CPU refuses"
-    REFUSES = "refuses with an error; the CPU computes it"
-    NOT_TRACEABLE = "not traceable: ends the process that traces it"
-    RIGHT = "right"
-
-
-# These make a sweep fail. A clear error of an operator that a backend has not implemented does not.
-FAULTS = (Kind.WRONG, Kind.CRASH, Kind.RAISES, Kind.ACCEPTS)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fault of one operator, with the smallest case that shows it."""
-
-    op: str
-    kind: Kind
-    fault: str  # the first stage that is wrong, or how the process ended
-    stages: dict[str, float]  # the wrong stages, with the worst relative error of each
-    cases: int
-    line: str  # Python that shows it
-    detail: str = ""
-
-    @property
-    def error(self) -> float:
-        """The worst relative error."""
-        return max(self.stages.values(), default=0.0)
-
-    @property
-    def what(self) -> str:
-        """What is wrong, in words."""
-        if self.kind is Kind.WRONG:
-            return ", ".join(self.stages)
-        if self.kind is Kind.ACCEPTS:
-            return self.kind.value
-        return f"raises at {self.fault}" if self.kind is Kind.RAISES else self.fault
 
 
 @dataclass(frozen=True)
@@ -197,8 +155,6 @@ class Report:
     def to_html(self) -> str:
         """One self-contained page: the faults, the chart of errors and the environment."""
         import jinja2
-
-        from torch_convfix.verify.chart import error_chart
 
         template = importlib.resources.files(__package__).joinpath("report.html.j2").read_text()
         environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)

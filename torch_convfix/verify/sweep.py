@@ -15,8 +15,9 @@ import torch
 from torch_convfix.verify import conv_cases
 from torch_convfix.verify.compare import Outcome
 from torch_convfix.verify.conv_cases import ConvCase
+from torch_convfix.verify.findings import Finding, Kind
 from torch_convfix.verify.op_cases import OpCase, op_cases
-from torch_convfix.verify.report import Environment, Finding, Kind, Report
+from torch_convfix.verify.report import Environment, Report
 from torch_convfix.verify.workers import Death, Ready, Settings, Spell, Worker, worker
 
 Case = ConvCase | OpCase
@@ -168,7 +169,8 @@ class _Reporter:
     def _finding(
         self, own: Worker, op: str, kind: Kind, fault: str, group: list[tuple[Case, Result]]
     ) -> Finding | None:
-        group = sorted(group, key=lambda pair: pair[0].numel)
+        # First those that can be shrunk.
+        group = sorted(group, key=lambda p: (not isinstance(p[0], ConvCase), p[0].numel))
         if kind is Kind.REFUSES or kind is Kind.NOT_TRACEABLE:
             line = self._spell(group[0][0])
         else:
