@@ -94,7 +94,9 @@ def check(
     assert got == [list(case.input_size), list(case.weight_size), [want[1]]]
     assert unknown(y.shape[0]) == (0 in of_input)
     for i in range(2, len(want)):
-        assert unknown(y.shape[i]) == (i in of_input or i in of_weight)
+        # That the kernel fits into a known input may bound an unknown one to a single size.
+        assert unknown(y.shape[i]) >= (i in of_input)
+        assert unknown(y.shape[i]) <= (i in of_input or i in of_weight)
 
 
 explicit = cases(batched=True).filter(lambda case: not isinstance(case.padding, str))

@@ -1,10 +1,14 @@
 """The loop of examples/clip_and_interpolate.py in all its variations, every step against the CPU."""
 
+import copy
+
 import clip_and_interpolate as loop
 import pytest
 import torch
 import torch_xla
 from device import DEVICE
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch_xla.debug import metrics
 
 import torch_convfix
@@ -47,10 +51,40 @@ def test_a_hundred_steps_of_changing_batch_sizes():
     assert compiled[20] == compiled[-1]  # every size has been there
 
 
+def bucket(x: Tensor, target: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """As docs/dynamic-shapes.md has it."""
+    size = next(b for b in sizes if b >= len(x))
+    weight = torch.zeros(size)
+    weight[: len(x)] = 1 / len(x)
+    pad = size - len(x)
+    x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, pad))
+    return x, F.pad(target, (0, pad)), weight
+
+
+def test_buckets_bound_the_number_of_graphs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 11 * 11, 5))
+    reference = copy.deepcopy(model)
+    model = model.to(DEVICE)
+    torch_xla.sync()
+    before = torch_convfix.status().compilation.graphs
+    for number in (3, 5, 8, 2, 7, 4, 1, 6):
+        images, target = torch.randn(number, 3, 13, 13), torch.randint(5, (number,))
+        want = torch.autograd.grad(
+            F.cross_entropy(reference(images), target), list(reference.parameters())
+        )
+        x, t, weight = (v.to(DEVICE) for v in bucket(images, target, (4, 8)))
+        loss = (F.cross_entropy(model(x), t, reduction="none") * weight).sum()
+        got = torch.autograd.grad(loss, list(model.parameters()))
+        torch_xla.sync()
+        assert loop.worst_deviation([g.cpu() for g in got], want) < 1e-5
+    assert torch_convfix.status().compilation.graphs == before + 2
+
+
 def test_status_tells_what_was_compiled():
     def convolve(size):
         x, w = torch.ones(size, device=DEVICE), torch.ones(3, 3, 2, 2, device=DEVICE)
-        y = torch.nn.functional.conv2d(x, w)
+        y = F.conv2d(x, w)
         torch_xla.sync()
         assert (y.cpu() == 12).all()
         return torch_convfix.status().compilation
