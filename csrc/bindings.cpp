@@ -23,8 +23,7 @@ PYBIND11_MODULE(_C, m) {
             return Options{output_padding, {hardware, grouped, merge}, derivatives, dynamic};
           }),
           py::arg("output_padding"), py::arg("hardware"), py::arg("derivatives"),
-          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0,
-          py::arg("dynamic") = false)
+          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0, py::arg("dynamic") = false)
       .def_readonly("output_padding", &Options::output_padding)
       .def_property_readonly("hardware", [](const Options& o) { return o.planner.hardware; })
       .def_property_readonly("grouped", [](const Options& o) { return o.planner.grouped; })

@@ -45,9 +45,8 @@ at::Tensor convolution(
     c10::SymInt groups) {
   if (input.dim() == 3 && weight.dim() == 3) {
     const Widened two(stride, padding, dilation, output_padding);
-    return narrow((convolution)(
-        widen(input), widen(weight), bias, two.stride, two.padding, two.dilation, transposed,
-        two.output_padding, std::move(groups)));
+    return narrow((convolution)(widen(input), widen(weight), bias, two.stride, two.padding, two.dilation,
+                                transposed, two.output_padding, std::move(groups)));
   }
   return at::convolution_overrideable_symint(
       input, weight, bias, stride, padding, dilation, transposed, output_padding, std::move(groups));
@@ -67,9 +66,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     std::array<bool, 3> output_mask) {
   if (input.dim() == 3 && weight.dim() == 3) {
     const Widened two(stride, padding, dilation, output_padding);
-    const auto [gx, gw, gb] = (convolution_backward)(
-        widen(grad_output), widen(input), widen(weight), bias_sizes, two.stride, two.padding,
-        two.dilation, transposed, two.output_padding, std::move(groups), output_mask);
+    const auto [gx, gw, gb] =
+        (convolution_backward)(widen(grad_output), widen(input), widen(weight), bias_sizes, two.stride,
+                               two.padding, two.dilation, transposed, two.output_padding,
+                               std::move(groups), output_mask);
     return {narrow(gx), narrow(gw), gb};
   }
   return at::convolution_backward_overrideable_symint(

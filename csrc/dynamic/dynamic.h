@@ -39,8 +39,8 @@ using MakeDynamicFix = torch::CppFunction(const DynamicFix&);
 // convolution.cpp
 MakeDynamicFix make_dynamic_convolution, make_dynamic_convolution_backward;
 // sizes.cpp
-MakeDynamicFix make_dynamic_view, make_dynamic_slice_backward, make_dynamic_zeros_like, make_dynamic_full, make_dynamic_zeros,
-    make_dynamic_new_zeros, make_dynamic_new_full;
+MakeDynamicFix make_dynamic_view, make_dynamic_slice_backward, make_dynamic_zeros_like,
+    make_dynamic_full, make_dynamic_zeros, make_dynamic_new_zeros, make_dynamic_new_full;
 // elementwise.cpp
 MakeDynamicFix make_dynamic_add, make_dynamic_sub, make_dynamic_where, make_dynamic_sgn;
 // reductions.cpp

@@ -127,8 +127,10 @@ at::Tensor adaptive_avg_pool2d(const at::Tensor& self, c10::SymIntArrayRef outpu
   for (int64_t i = 0; i < 2; ++i) {
     const int64_t in = self.sym_size(i - 2).expect_int(), out = output_size[i].expect_int();
     TORCH_CHECK(
-        out > 0 && in % out == 0, "adaptive_avg_pool2d: with a bounded-dynamic batch, output_size must "
-        "divide the input's size, got ", output_size, " for input ", self.sym_sizes());
+        out > 0 && in % out == 0,
+        "adaptive_avg_pool2d: with a bounded-dynamic batch, output_size must "
+        "divide the input's size, got ",
+        output_size, " for input ", self.sym_sizes());
     window.push_back(in / out);
   }
   return at::avg_pool2d(self, window);
@@ -169,9 +171,10 @@ at::Tensor upsample_nearest2d(
   auto result = input;
   for (int64_t i = 0; i < 2; ++i) {
     const auto scale = scale_factors ? std::make_optional((*scale_factors)[i]) : std::nullopt;
-    const auto size = output_size ? (*output_size)[i].expect_int()
-                                  : static_cast<int64_t>(
-                                        static_cast<double>(input.sym_size(i + 2).expect_int()) * *scale);
+    const auto size =
+        output_size
+            ? (*output_size)[i].expect_int()
+            : static_cast<int64_t>(static_cast<double>(input.sym_size(i + 2).expect_int()) * *scale);
     result = stretch(result, i + 2, size, scale);
   }
   return result;

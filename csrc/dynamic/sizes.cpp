@@ -36,7 +36,8 @@ at::TensorOptions options_like(
 // Core would divide the sizes to find that of a -1, and the quotient of two bounded-dynamic sizes is
 // one again. Here they cancel where they are the same one.
 at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
-  c10::SymDimVector sizes(size.begin(), size.end()), own(self.sym_sizes().begin(), self.sym_sizes().end());
+  c10::SymDimVector sizes(size.begin(), size.end()),
+      own(self.sym_sizes().begin(), self.sym_sizes().end());
   const auto is_inferred = [](const c10::SymInt& s) { return !s.is_heap_allocated() && s == -1; };
   const auto inferred = std::find_if(sizes.begin(), sizes.end(), is_inferred);
   if (inferred != sizes.end()) {
