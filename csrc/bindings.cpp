@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "registry.h"
+#include "traced_shapes.h"
 
 namespace py = pybind11;
 using namespace torch_convfix;
@@ -18,15 +19,16 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Options>(m, "Options")
       .def(
           py::init([](OutputPadding output_padding, Hardware hardware, bool derivatives, Grouped grouped,
-                      int64_t merge) {
-            return Options{output_padding, {hardware, grouped, merge}, derivatives};
+                      int64_t merge, bool dynamic) {
+            return Options{output_padding, {hardware, grouped, merge}, derivatives, dynamic};
           }),
           py::arg("output_padding"), py::arg("hardware"), py::arg("derivatives"),
-          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0)
+          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0, py::arg("dynamic") = false)
       .def_readonly("output_padding", &Options::output_padding)
       .def_property_readonly("hardware", [](const Options& o) { return o.planner.hardware; })
       .def_property_readonly("grouped", [](const Options& o) { return o.planner.grouped; })
-      .def_readonly("derivatives", &Options::derivatives);
+      .def_readonly("derivatives", &Options::derivatives)
+      .def_readonly("dynamic", &Options::dynamic);
   m.def("enable", &enable, py::arg("device"), py::arg("options"));
   m.def("disable", &disable, py::arg("device"));
   m.def("enabled_options", &enabled_options, py::arg("device"));
@@ -37,6 +39,7 @@ PYBIND11_MODULE(_C, m) {
     }
     return fields;
   });
+  m.def("traced_shapes", &traced_shapes);
   m.def(
       "check_backward",
       [](const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,

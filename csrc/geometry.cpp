@@ -110,7 +110,7 @@ void check_forward(
   const auto& groups = geometry.groups;
   const auto zero = c10::SymInt(0);
   TORCH_CHECK(
-      holds(w[0].sym_gt(zero).sym_and(w[1].sym_gt(zero)), unknown),
+      holds(w[0].sym_gt(zero), unknown) && holds(w[1].sym_gt(zero), unknown),
       "convolution: weight must have at least one channel in dimensions 0 and 1, got ", w);
   TORCH_CHECK(
       holds((w[0] % groups).sym_eq(zero), unknown),

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "lowering/lowering.h"
+#include "traced_shapes.h"
 
 namespace torch_convfix {
 namespace {
@@ -70,6 +71,7 @@ at::Tensor Overrideable::convolution(
   const Geometry geometry(
       weight, stride, padding, dilation, transposed, output_padding, std::move(groups));
   check_forward(geometry, input, weight, bias);
+  count_traced(input.sym_sizes());
   const auto form = make_form(geometry, input.sym_sizes(), weight.sym_sizes());
   if (!form) {
     return stock_.convolution(geometry, input, weight, bias);
@@ -100,7 +102,17 @@ Gradients Overrideable::convolution_backward(
   check_backward(geometry, grad_output, input, weight);
   const auto form = make_form(geometry, input.sym_sizes(), weight.sym_sizes());
   if (!form) {
-    return stock_.convolution_backward(geometry, grad_output, input, weight, output_mask);
+    const bool grouped = output_mask[1] && geometry.groups != 1;
+    auto gradients = stock_.convolution_backward(
+        geometry, grad_output, input, weight, {output_mask[0], output_mask[1] && !grouped, false});
+    if (grouped) {
+      std::get<1>(gradients) =
+          lowering::ungrouped::weight_grad(stock_, geometry, grad_output, input, weight);
+    }
+    if (output_mask[2]) {
+      std::get<2>(gradients) = bias_grad(grad_output);
+    }
+    return gradients;
   }
   const auto plan = make_plan(*form, input.scalar_type(), planner_);
   const bool direct_input = transposed ? plan.forward == Strategy::kDirect : direct_input_grad(plan);

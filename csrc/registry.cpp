@@ -10,6 +10,7 @@
 
 #include "derivative_fixes.h"
 #include "double_backward.h"
+#include "dynamic_shapes.h"
 #include "meta.h"
 
 namespace torch_convfix {
@@ -116,6 +117,12 @@ void add_overrideable(Kernels& kernels) {
       });
 }
 
+void add_dynamic(Kernels& kernels, const std::vector<DynamicFix>& fixes) {
+  for (const auto& fix : fixes) {
+    kernels.add(fix.key, fix.op, fix.fault, fix.make(fix));
+  }
+}
+
 std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& options) {
   const auto autograd = autograd_key(device);
   auto kernels = std::make_unique<Kernels>(device, options);
@@ -124,6 +131,10 @@ std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& 
       TORCH_FN(convolution_double_backward));
   if (device == "xla") {
     add_overrideable(*kernels);
+    add_dynamic(*kernels, dynamic_convolutions());
+    if (options.dynamic) {
+      add_dynamic(*kernels, dynamic_operators());
+    }
   }
   if (options.derivatives) {
     for (const auto& fix : derivative_fixes(device)) {

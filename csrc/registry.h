@@ -11,6 +11,7 @@ struct Options {
   OutputPadding output_padding = OutputPadding::kNative;
   PlannerOptions planner;
   bool derivatives = true;
+  bool dynamic = false;  // xla: bounded-dynamic sizes are used
 
   bool operator==(const Options&) const = default;
 };

@@ -131,8 +131,11 @@ def test_nothing_is_printed():
 
 
 def test_environment_variable_imports_without_enabling():
-    code = "import torch_convfix as t; print(t.status().registrations, t.status().options)"
-    assert run(code, TORCH_CONVFIX="0").stdout.strip() == "[] {}"
+    code = (
+        "import torch_convfix as t; s = t.status(); "
+        "print(s.registrations, s.options, s.compilation)"
+    )
+    assert run(code, TORCH_CONVFIX="0").stdout.strip() == "[] {} None"
 
 
 def test_any_privateuse1_name():

@@ -21,6 +21,7 @@ class Options:
     hardware: Hardware
     derivatives: bool
     grouped: Grouped
+    dynamic: bool
     def __init__(
         self,
         output_padding: OutputPadding,
@@ -28,12 +29,14 @@ class Options:
         derivatives: bool,
         grouped: Grouped = ...,
         merge: int = 0,
+        dynamic: bool = False,
     ) -> None: ...
 
 def enable(device: str, options: Options) -> None: ...
 def disable(device: str) -> None: ...
 def enabled_options(device: str) -> Options | None: ...
 def registrations() -> list[list[str]]: ...  # device, operator, dispatch key, purpose
+def traced_shapes() -> list[tuple[list[int], int]]: ...  # input shape, how often
 def check_backward(
     grad_output: Tensor,
     input: Tensor,

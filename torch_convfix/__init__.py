@@ -13,6 +13,7 @@ from torch_convfix import functional as functional
 from torch_convfix import nn as nn
 from torch_convfix import reference as reference
 from torch_convfix._devices import (
+    Compilation,
     Registration,
     Status,
     disable,
@@ -27,6 +28,7 @@ from torch_convfix.receptive_field import leaks, plot_receptive_field, receptive
 
 __version__ = "0.1.0"
 __all__ = [
+    "Compilation",
     "Registration",
     "Status",
     "audit",

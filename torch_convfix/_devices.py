@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,8 @@ from torch_convfix import _C
 OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
 Grouped = Literal["direct", "merge"]
+
+_MOST_SHAPES = 10  # to print
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -56,6 +59,7 @@ def enable(
     *,
     derivatives: bool = True,
     grouped: Grouped | None = None,
+    dynamic: bool | None = None,
 ) -> None:
     """Put our kernels in place of the device's own. Idempotent; new options replace the old.
 
@@ -72,6 +76,8 @@ def enable(
             zeros between them, where the TPU compiler's estimate is lower for it. A NaN or Inf in
             one group then makes NaN of the others of its merge, so the default is ``"direct"``, or
             the environment's ``TORCH_CONVFIX_GROUPED``.
+        dynamic: also mend what stands in a conv net's way on ``xla`` tensors with bounded-dynamic
+            sizes. By default where the environment's ``XLA_EXPERIMENTAL`` lets torch_xla make such.
 
     Raises:
         ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
@@ -81,7 +87,10 @@ def enable(
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
     wanted = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
     merging = _choice("grouped", wanted, _C.Grouped)
-    _C.enable(device, _C.Options(padding, chosen, derivatives, merging))
+    if dynamic is None:
+        dynamic = device == "xla" and bool(os.environ.get("XLA_EXPERIMENTAL"))
+    options = _C.Options(padding, chosen, derivatives, merging, dynamic=dynamic)
+    _C.enable(device, options)
 
 
 def disable(device: str = "xla") -> None:
@@ -114,10 +123,18 @@ def enabled(
     *,
     derivatives: bool = True,
     grouped: Grouped | None = None,
+    dynamic: bool | None = None,
 ) -> Iterator[None]:
     """A context with our kernels; what was before is there again after. Arguments as `enable`."""
     with _restored(device):
-        enable(device, output_padding, hardware, derivatives=derivatives, grouped=grouped)
+        enable(
+            device,
+            output_padding,
+            hardware,
+            derivatives=derivatives,
+            grouped=grouped,
+            dynamic=dynamic,
+        )
         yield
 
 
@@ -149,12 +166,53 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    """What torch_xla has compiled in this process, by its own metrics. `print` it.
+
+    ``shapes``: the input shapes of the convolutions traced so far by ours, each with how often; -1 is
+    a size not known at tracing. Every new shape is a new graph.
+    """
+
+    graphs: int
+    seconds: float
+    reused: int
+    shapes: dict[tuple[int, ...], int]
+
+    def __str__(self) -> str:
+        lines = [
+            f"torch_xla: {self.graphs} graphs compiled in {self.seconds:.1f} s, "
+            f"{self.reused} runs of one compiled before"
+        ]
+        often = sorted(self.shapes.items(), key=lambda item: -item[1])
+        for shape, times in often[:_MOST_SHAPES]:
+            sizes = ", ".join("?" if s < 0 else str(s) for s in shape)
+            lines.append(f"  convolution of [{sizes}], traced {times} times")
+        if len(often) > _MOST_SHAPES:
+            lines.append(f"  and {len(often) - _MOST_SHAPES} other shapes")
+        return "\n".join(lines)
+
+
+def _compilation() -> Compilation | None:
+    if "torch_xla" not in sys.modules:
+        return None
+    metrics = importlib.import_module("torch_xla.debug.metrics")
+    _, nanoseconds, _ = metrics.metric_data("CompileTime") or (0, 0.0, [])
+    return Compilation(
+        metrics.counter_value("UncachedCompile") or 0,
+        nanoseconds / 1e9,
+        metrics.counter_value("CachedCompile") or 0,
+        {tuple(shape): times for shape, times in _C.traced_shapes()},
+    )
+
+
+@dataclass(frozen=True)
 class Status:
-    """What is registered, and with which options and versions. `print` it."""
+    """What is registered, with which options and versions, and what was compiled. `print` it."""
 
     versions: dict[str, str]
     options: dict[str, dict[str, object]]
     registrations: list[Registration]
+    compilation: Compilation | None  # None where torch_xla is not loaded
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -175,6 +233,8 @@ class Status:
                 console.print(f"{device}: {text}")
             if not self.options:
                 console.print("no device is enabled")
+            if self.compilation is not None:
+                console.print(str(self.compilation), markup=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -194,5 +254,6 @@ def status() -> Status:
                 "hardware": chosen.hardware.name,
                 "grouped": chosen.grouped.name,
                 "derivatives": chosen.derivatives,
+                "dynamic": chosen.dynamic,
             }
-    return Status(versions, options, registrations)
+    return Status(versions, options, registrations, _compilation())

@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <limits>
 
@@ -50,8 +51,8 @@ at::Tensor select_maxima(
     at::IntArrayRef padding,
     at::IntArrayRef dilation) {
   const auto dim = static_cast<int64_t>(kernel_size.size());
-  const auto size = self.sizes().slice(self.dim() - dim),
-             out = grad_output.sizes().slice(self.dim() - dim);
+  const auto size = C10_AS_INTARRAYREF_SLOW(self.sym_sizes().slice(self.dim() - dim)),
+             out = C10_AS_INTARRAYREF_SLOW(grad_output.sym_sizes().slice(self.dim() - dim));
   // Padded position o * stride + t * dilation is position o + t * dilation / stride of the phase
   // t * dilation % stride; a phase has `length` positions.
   at::DimVector length(dim), after(dim), none(dim, 0);
@@ -80,7 +81,7 @@ at::Tensor select_maxima(
     const auto valid = met_by(inside, tap);
     if (number == 0) {
       best = part;
-      winner = at::zeros(part.sizes(), part.options().dtype(at::kInt));
+      winner = at::zeros_like(part, part.options().dtype(at::kInt));
       found = valid;
     } else {
       const auto better = ((part > best) | part.isnan() | found.logical_not()) & valid;
@@ -108,14 +109,15 @@ at::Tensor select_maxima(
   });
 
   // [*stride phases, *batch, *length] -> [*batch, length, phase, length, phase, ...]
-  at::DimVector sizes(self.sizes().begin(), self.sizes().end() - dim);
+  c10::SymDimVector sizes(self.sym_sizes().begin(), self.sym_sizes().end() - dim);
   const auto batch = static_cast<int64_t>(sizes.size());
-  at::DimVector joined = sizes, order, full(stride.begin(), stride.end());
+  c10::SymDimVector joined = sizes, full(stride.begin(), stride.end());
+  at::DimVector order;
   full.append(sizes.begin(), sizes.end());
   full.append(length.begin(), length.end());
   sizes.append(length.begin(), length.end());
   for (auto& phase : phases) {
-    phase = phase.defined() ? phase : at::zeros(sizes, grad_output.options());
+    phase = phase.defined() ? phase : at::zeros_symint(sizes, grad_output.options());
   }
   for (int64_t i = 0; i < batch; ++i) {
     order.push_back(dim + i);
@@ -124,11 +126,16 @@ at::Tensor select_maxima(
     order.insert(order.end(), {dim + batch + i, i});
     joined.push_back(length[i] * stride[i]);
   }
-  auto result = at::stack(phases).reshape(full).permute(order).reshape(joined);
+  auto result = at::stack(phases).reshape_symint(full).permute(order).reshape_symint(joined);
   for (int64_t i = 0; i < dim; ++i) {
     result = at::slice_copy(result, i - dim, padding[i], padding[i] + size[i]);
   }
   return result;
+}
+
+bool is_empty(const at::Tensor& t) {
+  const auto numel = t.sym_numel().maybe_as_int();
+  return numel && *numel == 0;
 }
 
 // Where the gradient will not be differentiated, the stock kernel; forward mode is right there too.
@@ -141,7 +148,7 @@ torch::CppFunction make_backward() {
                                 const at::Tensor& self, at::IntArrayRef kernel_size,
                                 at::IntArrayRef stride, at::IntArrayRef padding,
                                 at::IntArrayRef dilation, bool ceil_mode, const at::Tensor& indices) {
-    if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || grad_output.numel() == 0) {
+    if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || is_empty(grad_output)) {
       return (*stock)(
           keys, {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
     }

@@ -14,6 +14,16 @@ at::Tensor weight_grad(
     const StockKernels& stock, const Form& form, const at::Tensor& x, const at::Tensor& g);
 }  // namespace feature_grouped
 
+// For a batch not known yet: torch_xla's W of several groups then sums what lies beyond it too.
+namespace ungrouped {
+at::Tensor weight_grad(
+    const StockKernels& stock,
+    const Geometry& geometry,
+    const at::Tensor& grad_output,
+    const at::Tensor& input,
+    const at::Tensor& weight);
+}  // namespace ungrouped
+
 // I of a stride beyond 1, from input gradients of stride 1.
 namespace phased {
 using InputGrad = std::function<at::Tensor(const Form&, const at::Tensor& g, const at::Tensor& w)>;
