@@ -42,4 +42,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def case_share(request: pytest.FixtureRequest) -> float:
     """The share of hypothesis cases to draw."""
-    return 0.1 if request.config.getoption("--quick") else 1.0
+    return 0.05 if request.config.getoption("--quick") else 1.0

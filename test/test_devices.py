@@ -108,6 +108,7 @@ def test_many_threads_enable_and_disable(cpu_disabled):
     assert not torch_convfix.is_enabled("cpu")
 
 
+@pytest.mark.slow
 def test_nothing_is_printed():
     """Beyond what importing the stacks prints."""
     stacks = "import importlib.util as u, torch\n" + "".join(

@@ -107,6 +107,7 @@ def test_compiler_message():
         _compiler.compile_stablehlo(text.replace("} }", "} }"), "v5e")
 
 
+@pytest.mark.slow
 def test_origins_in_a_process_of_its_own():
     report = _job.run(job())
     assert isinstance(report, tpu.Report), report
@@ -139,7 +140,7 @@ def greedy():
 @pytest.mark.parametrize(
     ("function", "limits", "reason"),
     [
-        ("no_function", {}, "as it must"),
+        pytest.param("no_function", {}, "as it must", marks=pytest.mark.slow),
         pytest.param("missing", {}, "step must name a function", marks=pytest.mark.slow),
         pytest.param("dies", {}, "ended with signal SIGABRT", marks=pytest.mark.slow),
         pytest.param("endless", {"limit": 1.0}, "within the limit of 1 s", marks=pytest.mark.slow),
@@ -184,6 +185,7 @@ def test_command(capsys, tmp_path, monkeypatch):
     assert "topology must be one of" in printed
 
 
+@pytest.mark.slow
 def test_without_jax(tmp_path):
     """One sentence with the command that mends it."""
     (tmp_path / "jax.py").write_text("raise ImportError('no jax')")

@@ -20,7 +20,7 @@ ARGUMENTS = {  # name: kernel, stride, padding, dilation, ceil_mode
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("dim", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ties", [False, True])
 def test_orders(dim, name, ties):
     pool = {2: F.max_pool2d, 3: F.max_pool3d}[dim]

@@ -141,6 +141,7 @@ def test_opt_in(monkeypatch):
         torch_convfix.enable("xla", grouped="all")
 
 
+@pytest.mark.slow
 def test_the_environment_on_import():
     code = "import torch_convfix as t; print(t.status().options['xla']['grouped'])"
     environment = {"TORCH_CONVFIX_GROUPED": "merge", "PJRT_DEVICE": "CPU"}

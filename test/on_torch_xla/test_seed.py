@@ -62,7 +62,7 @@ def test_the_transposed_convolution_of_the_thread(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_every_output_padding(dim, groups, mode):
     """All of them in one graph: it is the compiling that takes time."""
