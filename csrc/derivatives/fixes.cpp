@@ -1,5 +1,6 @@
 #include "fixes.h"
 
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/constant_pad_nd.h>
 
 namespace torch_convfix {
@@ -16,6 +17,17 @@ at::Tensor pad_last(
     pads.insert(pads.end(), {before[i], after[i]});
   }
   return at::constant_pad_nd(t, pads, value);
+}
+
+at::Tensor reduce_loss(const at::Tensor& loss, int64_t reduction) {
+  switch (reduction) {
+    case at::Reduction::None:
+      return loss;
+    case at::Reduction::Sum:
+      return loss.sum();
+    default:
+      return loss.mean();
+  }
 }
 
 }  // namespace torch_convfix

@@ -56,4 +56,7 @@ at::DimVector spread(at::IntArrayRef values, int64_t dim);
 at::Tensor pad_last(
     const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value);
 
+// By at::Reduction: each entry, their mean, or their sum.
+at::Tensor reduce_loss(const at::Tensor& loss, int64_t reduction);
+
 }  // namespace torch_convfix

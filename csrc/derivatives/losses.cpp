@@ -43,14 +43,7 @@ struct Targets {
 };
 
 at::Tensor reduce(const at::Tensor& loss, const at::Tensor& weight, int64_t reduction) {
-  switch (reduction) {
-    case at::Reduction::None:
-      return loss;
-    case at::Reduction::Sum:
-      return loss.sum();
-    default:
-      return loss.sum() / weight.sum();
-  }
+  return reduction == at::Reduction::Mean ? loss.sum() / weight.sum() : reduce_loss(loss, reduction);
 }
 
 at::Tensor keep(const Targets& targets, const at::Tensor& loss) {
@@ -103,7 +96,7 @@ at::Tensor cross_entropy_loss(
         ignore_index < 0, "cross_entropy: ignore_index is for class indices, got ", ignore_index,
         " with a target of probabilities");
     const auto loss = -(weighted * (target * (1 - label_smoothing) + uniform)).sum(dim);
-    return reduction == at::Reduction::Mean ? loss.mean() : reduce(loss, loss, reduction);
+    return reduce_loss(loss, reduction);
   }
 
   const Targets targets(self, target, weight, ignore_index.expect_int());

@@ -18,26 +18,15 @@ namespace {
 
 // torch_xla's own autograd function has a backward that is not differentiable; the operators that
 // return the indices too keep core's formula, and the indices are computed only where they are used.
-at::Tensor max_pool2d(
+template <auto pool>
+at::Tensor values(
     const at::Tensor& self,
     at::IntArrayRef kernel_size,
     at::IntArrayRef stride,
     at::IntArrayRef padding,
     at::IntArrayRef dilation,
     bool ceil_mode) {
-  return std::get<0>(
-      at::max_pool2d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
-}
-
-at::Tensor max_pool3d(
-    const at::Tensor& self,
-    at::IntArrayRef kernel_size,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool ceil_mode) {
-  return std::get<0>(
-      at::max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+  return std::get<0>(pool(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
 // A max pool's gradient as selections, a linear function of grad_output that differentiates into
@@ -161,11 +150,11 @@ torch::CppFunction make_backward() {
 }  // namespace
 
 torch::CppFunction make_max_pool2d() {
-  return make_fix<&max_pool2d>();
+  return make_fix<&values<&at::max_pool2d_with_indices>>();
 }
 
 torch::CppFunction make_max_pool3d() {
-  return make_fix<&max_pool3d>();
+  return make_fix<&values<&at::max_pool3d_with_indices>>();
 }
 
 torch::CppFunction make_max_pool2d_backward() {

@@ -79,12 +79,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
 
 }  // namespace
 
-torch::CppFunction make_dynamic_convolution(const DynamicFix& fix) {
-  return compose<&convolution>(fix);
-}
-
-torch::CppFunction make_dynamic_convolution_backward(const DynamicFix& fix) {
-  return compose<&convolution_backward>(fix);
+const std::vector<DynamicFix>& dynamic_convolutions() {
+  static const std::vector<DynamicFix> fixes{
+      {"convolution", kXLA, "refuses symbolic sizes", compose<&convolution>},
+      {"convolution_backward", kXLA, "refuses symbolic sizes", compose<&convolution_backward>},
+  };
+  return fixes;
 }
 
 }  // namespace torch_convfix

@@ -10,6 +10,14 @@
 
 namespace torch_convfix {
 
+constexpr auto kXLA = c10::DispatchKey::XLA;
+constexpr auto kAutograd = c10::DispatchKey::AutogradXLA;
+
+constexpr auto kView = "views refuse bounded-dynamic sizes: a copy instead";
+constexpr auto kBoth = "refuses two bounded-dynamic operands";
+constexpr auto kRefused = "refuses bounded-dynamic sizes";
+constexpr auto kBound = "takes the bound for the size";
+
 inline bool symbolic(c10::SymIntArrayRef sizes) {
   return std::any_of(
       sizes.begin(), sizes.end(), [](const c10::SymInt& size) { return size.is_heap_allocated(); });
@@ -34,21 +42,10 @@ torch::CppFunction compose(const DynamicFix& fix) {
 // Calls the operator whose name ends in _copy: the same arguments, but the result is no view.
 torch::CppFunction copy(const DynamicFix& fix);
 
-using MakeDynamicFix = torch::CppFunction(const DynamicFix&);
-
-// convolution.cpp
-MakeDynamicFix make_dynamic_convolution, make_dynamic_convolution_backward;
-// sizes.cpp
-MakeDynamicFix make_dynamic_view, make_dynamic_slice_backward, make_dynamic_zeros_like,
-    make_dynamic_full, make_dynamic_zeros, make_dynamic_new_zeros, make_dynamic_new_full;
-// elementwise.cpp
-MakeDynamicFix make_dynamic_add, make_dynamic_sub, make_dynamic_where, make_dynamic_sgn;
-// reductions.cpp
-MakeDynamicFix make_dynamic_mean, make_dynamic_mean_dim, make_dynamic_var, make_dynamic_std,
-    make_dynamic_var_mean, make_dynamic_log_softmax;
-// layers.cpp
-MakeDynamicFix make_dynamic_linear, make_dynamic_batch_norm, make_dynamic_layer_norm,
-    make_dynamic_group_norm, make_dynamic_adaptive_avg_pool2d, make_dynamic_prelu,
-    make_dynamic_upsample_nearest2d, make_dynamic_mse_loss, make_dynamic_bce_with_logits;
+// Which operators each file mends.
+std::vector<DynamicFix> dynamic_sizes();
+std::vector<DynamicFix> dynamic_elementwise();
+std::vector<DynamicFix> dynamic_reductions();
+std::vector<DynamicFix> dynamic_layers();
 
 }  // namespace torch_convfix

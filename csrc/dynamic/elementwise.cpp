@@ -61,20 +61,13 @@ at::Tensor sgn(const at::Tensor& self) {
 
 }  // namespace
 
-torch::CppFunction make_dynamic_sgn(const DynamicFix& fix) {
-  return compose<&sgn>(fix);
-}
-
-torch::CppFunction make_dynamic_add(const DynamicFix& fix) {
-  return compose<&add>(fix);
-}
-
-torch::CppFunction make_dynamic_sub(const DynamicFix& fix) {
-  return compose<&sub>(fix);
-}
-
-torch::CppFunction make_dynamic_where(const DynamicFix& fix) {
-  return compose<&where>(fix);
+std::vector<DynamicFix> dynamic_elementwise() {
+  return {
+      {"add.Tensor", kXLA, kBoth, compose<&add>},
+      {"sub.Tensor", kXLA, kBoth, compose<&sub>},
+      {"where.self", kXLA, kRefused, compose<&where>},
+      {"sgn", kAutograd, kRefused, compose<&sgn>},
+  };
 }
 
 }  // namespace torch_convfix

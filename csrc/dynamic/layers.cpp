@@ -1,5 +1,4 @@
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Reduction.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -11,6 +10,7 @@
 
 #include <numeric>
 
+#include "../derivatives/fixes.h"
 #include "dynamic.h"
 
 namespace torch_convfix {
@@ -180,19 +180,8 @@ at::Tensor upsample_nearest2d(
   return result;
 }
 
-at::Tensor reduce(const at::Tensor& loss, int64_t reduction) {
-  switch (reduction) {
-    case at::Reduction::None:
-      return loss;
-    case at::Reduction::Sum:
-      return loss.sum();
-    default:
-      return loss.mean();
-  }
-}
-
 at::Tensor mse_loss(const at::Tensor& self, const at::Tensor& target, int64_t reduction) {
-  return reduce((self - target).square(), reduction);
+  return reduce_loss((self - target).square(), reduction);
 }
 
 at::Tensor binary_cross_entropy_with_logits(
@@ -209,45 +198,23 @@ at::Tensor binary_cross_entropy_with_logits(
   if (defined(weight)) {
     loss = loss * *weight;
   }
-  return reduce(loss, reduction);
+  return reduce_loss(loss, reduction);
 }
 
 }  // namespace
 
-torch::CppFunction make_dynamic_linear(const DynamicFix& fix) {
-  return compose<&linear>(fix);
-}
-
-torch::CppFunction make_dynamic_batch_norm(const DynamicFix& fix) {
-  return compose<&batch_norm>(fix);
-}
-
-torch::CppFunction make_dynamic_layer_norm(const DynamicFix& fix) {
-  return compose<&layer_norm>(fix);
-}
-
-torch::CppFunction make_dynamic_group_norm(const DynamicFix& fix) {
-  return compose<&group_norm>(fix);
-}
-
-torch::CppFunction make_dynamic_adaptive_avg_pool2d(const DynamicFix& fix) {
-  return compose<&adaptive_avg_pool2d>(fix);
-}
-
-torch::CppFunction make_dynamic_prelu(const DynamicFix& fix) {
-  return compose<&prelu>(fix);
-}
-
-torch::CppFunction make_dynamic_upsample_nearest2d(const DynamicFix& fix) {
-  return compose<&upsample_nearest2d>(fix);
-}
-
-torch::CppFunction make_dynamic_mse_loss(const DynamicFix& fix) {
-  return compose<&mse_loss>(fix);
-}
-
-torch::CppFunction make_dynamic_bce_with_logits(const DynamicFix& fix) {
-  return compose<&binary_cross_entropy_with_logits>(fix);
+std::vector<DynamicFix> dynamic_layers() {
+  return {
+      {"linear", kAutograd, kRefused, compose<&linear>},
+      {"batch_norm", kAutograd, kBound, compose<&batch_norm>},
+      {"layer_norm", kAutograd, kRefused, compose<&layer_norm>},
+      {"group_norm", kAutograd, kRefused, compose<&group_norm>},
+      {"adaptive_avg_pool2d", kAutograd, kRefused, compose<&adaptive_avg_pool2d>},
+      {"prelu", kAutograd, kRefused, compose<&prelu>},
+      {"upsample_nearest2d.vec", kAutograd, kRefused, compose<&upsample_nearest2d>},
+      {"mse_loss", kAutograd, kBound, compose<&mse_loss>},
+      {"binary_cross_entropy_with_logits", kAutograd, kBoth, compose<&binary_cross_entropy_with_logits>},
+  };
 }
 
 }  // namespace torch_convfix

@@ -62,28 +62,15 @@ at::Tensor log_softmax(const at::Tensor& self, int64_t dim, std::optional<at::Sc
 
 }  // namespace
 
-torch::CppFunction make_dynamic_mean(const DynamicFix& fix) {
-  return compose<&mean>(fix);
-}
-
-torch::CppFunction make_dynamic_mean_dim(const DynamicFix& fix) {
-  return compose<&mean_dim>(fix);
-}
-
-torch::CppFunction make_dynamic_var(const DynamicFix& fix) {
-  return compose<&variance>(fix);
-}
-
-torch::CppFunction make_dynamic_std(const DynamicFix& fix) {
-  return compose<&deviation>(fix);
-}
-
-torch::CppFunction make_dynamic_var_mean(const DynamicFix& fix) {
-  return compose<&moments>(fix);
-}
-
-torch::CppFunction make_dynamic_log_softmax(const DynamicFix& fix) {
-  return compose<&log_softmax>(fix);
+std::vector<DynamicFix> dynamic_reductions() {
+  return {
+      {"mean", kAutograd, kBound, compose<&mean>},
+      {"mean.dim", kAutograd, kBound, compose<&mean_dim>},
+      {"var.correction", kAutograd, kBound, compose<&variance>},
+      {"std.correction", kAutograd, kBound, compose<&deviation>},
+      {"var_mean.correction", kAutograd, kBound, compose<&moments>},
+      {"log_softmax.int", kAutograd, kRefused, compose<&log_softmax>},
+  };
 }
 
 }  // namespace torch_convfix

@@ -133,32 +133,30 @@ at::Tensor new_zeros(
 
 }  // namespace
 
-torch::CppFunction make_dynamic_view(const DynamicFix& fix) {
-  return compose<&view>(fix);
-}
-
-torch::CppFunction make_dynamic_slice_backward(const DynamicFix& fix) {
-  return compose<&slice_backward>(fix);
-}
-
-torch::CppFunction make_dynamic_full(const DynamicFix& fix) {
-  return compose<&full>(fix);
-}
-
-torch::CppFunction make_dynamic_zeros(const DynamicFix& fix) {
-  return compose<&zeros>(fix);
-}
-
-torch::CppFunction make_dynamic_zeros_like(const DynamicFix& fix) {
-  return compose<&zeros_like>(fix);
-}
-
-torch::CppFunction make_dynamic_new_full(const DynamicFix& fix) {
-  return compose<&new_full>(fix);
-}
-
-torch::CppFunction make_dynamic_new_zeros(const DynamicFix& fix) {
-  return compose<&new_zeros>(fix);
+std::vector<DynamicFix> dynamic_sizes() {
+  return {
+      {"view", kAutograd, kView, compose<&view>},
+      {"reshape", kAutograd, kView, compose<&view>},
+      {"expand", kAutograd, kView, copy},
+      {"permute", kAutograd, kView, copy},
+      {"transpose.int", kAutograd, kView, copy},
+      {"t", kAutograd, kView, copy},
+      {"unsqueeze", kAutograd, kView, copy},
+      {"squeeze", kAutograd, kView, copy},
+      {"squeeze.dim", kAutograd, kView, copy},
+      {"squeeze.dims", kAutograd, kView, copy},
+      {"slice.Tensor", kAutograd, kView, copy},
+      {"select.int", kAutograd, kView, copy},
+      {"split.Tensor", kAutograd, kView, copy},
+      {"split_with_sizes", kAutograd, kView, copy},
+      {"unbind.int", kAutograd, kView, copy},
+      {"slice_backward", kAutograd, kRefused, compose<&slice_backward>},
+      {"zeros_like", kXLA, kBound, compose<&zeros_like>},
+      {"zeros", kXLA, kBound, compose<&zeros>},
+      {"full", kXLA, kRefused, compose<&full>},
+      {"new_zeros", kXLA, kRefused, compose<&new_zeros>},
+      {"new_full", kXLA, kRefused, compose<&new_full>},
+  };
 }
 
 }  // namespace torch_convfix
