@@ -10,7 +10,6 @@ adds the ratio of the TPU compiler's estimated cycles for the step (needs libtpu
 
 import argparse
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -69,41 +68,6 @@ def times(calls: Sequence[Callable[[], Sequence[Tensor]]], rounds: int, xla: boo
     return least
 
 
-def compiled(results: Sequence[Tensor], topology: str | None):
-    """The executable of lazy ``results`` for XLA:CPU, or for a TPU that is not there."""
-    from torch_convfix.tpu import _environment
-
-    _environment.prepare()
-    import jax
-    import torch_xla
-    from jax._src.interpreters import mlir as jax_mlir
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
-    from jax.experimental import topologies
-
-    # Not the StableHLO text: torch_xla 2.9.0 packs boolean constants as jaxlib does not read them.
-    hlo = torch_xla._XLAC._get_xla_tensors_hlo_proto(list(results))
-    text = xla_client._xla.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
-    with jax_mlir.make_ir_context():
-        module, options = ir.Module.parse(text), xla_client.CompileOptions()
-        if topology is None:
-            device = jax.devices("cpu")[0]
-            devices = xla_client.DeviceList((device,))
-            return device.client.compile_and_load(module, devices, options)
-        device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-        return device.client.compile(module, xla_client.DeviceList((device,)), options)
-
-
-def flops(executable) -> float:
-    analysis = executable.cost_analysis()
-    return (analysis[0] if isinstance(analysis, list) else analysis)["flops"]
-
-
-def cycles(executable) -> int:
-    text = executable.hlo_modules()[0].to_string()
-    return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -147,15 +111,17 @@ def main() -> None:
                 ours, usual = times(calls, args.rounds, xla)
                 row[column] = f"{ours / usual:.2f} ({usual * 1e3:.2f} ms)"
         if counted:
-            import torch_xla
+            from torch_convfix.tpu import _compiler, _jax
+            from torch_convfix.tpu.torch_xla import stablehlo
 
             at = x.to(torch_xla.device())
             lazy = [layer.to(at.device) for layer in layers]
-            ours, usual = (flops(compiled(forward(layer, at), None)) for layer in lazy)
+            ours, usual = (_jax.flops(stablehlo(list(forward(layer, at)))) for layer in lazy)
             row[3] = f"{ours / usual:.3f}"
             if args.tpu:
                 with torch_convfix.enabled("xla", hardware="tpu"):
-                    ours, usual = (cycles(compiled(step(layer, at), args.tpu)) for layer in lazy)
+                    texts = [stablehlo(list(step(layer, at))) for layer in lazy]
+                ours, usual = (_compiler.compile_stablehlo(t, args.tpu)[0].cycles for t in texts)
                 row[6] = f"{ours / usual:.2f} ({usual:,})"
         table.add_row(*row)
     console.print(table)

@@ -53,23 +53,10 @@ def test_derivatives_are_those_of_the_multiplied_mask(algorithm, transposed):
 
 
 def flops(fn, *inputs):
-    """XLA's cost analysis of ``fn``, compiled for XLA:CPU."""
-    import jax
-    from jax._src.interpreters import mlir as jax_mlir
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
-
+    from torch_convfix.tpu import _jax
     from torch_convfix.tpu.torch_xla import trace
 
-    device = jax.devices("cpu")[0]
-    with jax_mlir.make_ir_context():
-        executable = device.client.compile_and_load(
-            ir.Module.parse(trace(fn, inputs)),
-            xla_client.DeviceList((device,)),
-            xla_client.CompileOptions(),
-        )
-    analysis = executable.cost_analysis()
-    return (analysis[0] if isinstance(analysis, list) else analysis)["flops"]
+    return _jax.flops(trace(fn, inputs))
 
 
 @pytest.mark.parametrize("kind", ["A", "B"])

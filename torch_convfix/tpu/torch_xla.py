@@ -1,6 +1,5 @@
 """Trace a step through torch_xla."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor
 
 from torch_convfix.tpu import _jax, _origin
-from torch_convfix.tpu._environment import TORCH_XLA_DEBUG
 
 
 def _outputs(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -24,15 +22,14 @@ def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> str:
 
     ``fn`` gets copies of ``inputs`` on the XLA device.
     """
-    return _text(_outputs(fn, inputs))
+    return stablehlo(_outputs(fn, inputs))
 
 
-def _text(outputs: list[Tensor]) -> str:
-    if all(os.environ.get(name) == value for name, value in TORCH_XLA_DEBUG.items()):
-        # The text that torch_xla writes then is not StableHLO that a parser takes.
-        bytecode = xm.get_stablehlo_bytecode(outputs)  # type: ignore[arg-type]  # a list, says its docstring
-        return _jax.text_of_portable(bytecode)
-    return xm.get_stablehlo(outputs)
+def stablehlo(outputs: list[Tensor]) -> str:
+    """StableHLO of lazy tensors; nothing is run."""
+    # Not torch_xla's own text: boolean constants and debug locations are in no parser's StableHLO there.
+    bytecode = xm.get_stablehlo_bytecode(outputs)  # type: ignore[arg-type]  # a list, says its docstring
+    return _jax.text_of_portable(bytecode)
 
 
 def _label(name: str, call: Callable[[], Any]) -> Any:
@@ -49,4 +46,4 @@ def trace_with_origins(
     """As `trace`, and the origins that the operators' names begin with where `TORCH_XLA_DEBUG` is set."""
     with _origin.labelled(_label) as origins:
         outputs = _outputs(fn, inputs)
-    return _text(outputs), origins
+    return stablehlo(outputs), origins
