@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # TorchTPU would look for a TPU's host for minutes
 
+import layers
 import torch
+import torch_steps
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -30,26 +32,14 @@ import torch_convfix
 from torch_convfix.functional import conv_forward, conv_input_grad, conv_weight_grad
 
 Step = Callable[[Tensor, Tensor], Sequence[Tensor]]
+Row = tuple[Step, Sequence[int], Sequence[int]]  # and the sizes of input and weight
 
 
-def penalty(**layer) -> Step:
-    """Gradients of the squared gradients of ``tanh(conv(x)).mean()``, with respect to x and w."""
-
-    def step(x: Tensor, w: Tensor) -> Sequence[Tensor]:
-        x, w = x.requires_grad_(), w.requires_grad_()
-        loss = torch.tanh(conv_forward(x, w, **layer)).mean()
-        gradients = torch.autograd.grad(loss, [x, w], create_graph=True)
-        return torch.autograd.grad(sum((g * g).sum() for g in gradients), [x, w])
-
-    return step
-
-
-def backward(**layer) -> Step:
-    def step(x: Tensor, w: Tensor) -> Sequence[Tensor]:
-        x, w = x.requires_grad_(), w.requires_grad_()
-        return torch.autograd.grad(torch.tanh(conv_forward(x, w, **layer)).mean(), [x, w])
-
-    return step
+def workload(name: str) -> Row:
+    """One of those that bench/run compiles."""
+    with torch.device("meta"):  # only the sizes are used
+        step, (x, w) = getattr(torch_steps, name)()
+    return lambda x, w: step(x.requires_grad_(), w.requires_grad_()), x.shape, w.shape
 
 
 def alone(which: str, **layer) -> Step:
@@ -66,19 +56,12 @@ def alone(which: str, **layer) -> Step:
     return step
 
 
-def _layers() -> dict[str, tuple[Step, list[int], list[int]]]:
+def _rows() -> dict[str, Row]:
     half = {"stride": 2, "padding": 1}
     same = {"stride": 1, "padding": 1}
     tr = {**half, "output_padding": 1, "transposed": True}
     table = {
-        "seed_gp": (penalty(**half), [32, 3, 32, 32], [20, 3, 3, 3]),
-        "r50_gp": (penalty(**half), [32, 128, 56, 56], [128, 128, 3, 3]),
-        "r50_fb": (backward(**half), [32, 128, 56, 56], [128, 128, 3, 3]),
-        "dw_gp": (penalty(**half, groups=96), [32, 96, 56, 56], [96, 1, 3, 3]),
-        "dw_fb": (backward(**half, groups=96), [32, 96, 56, 56], [96, 1, 3, 3]),
-        "gr_gp": (penalty(**half, groups=32), [32, 128, 56, 56], [128, 4, 3, 3]),
-        "tr_gp": (penalty(**tr), [32, 128, 28, 28], [128, 64, 3, 3]),
-        "tr_fb": (backward(**tr), [32, 128, 28, 28], [128, 64, 3, 3]),
+        **{name: workload(name) for name in (*layers.PENALTIES, *layers.FORWARD_BACKWARDS)},
         "W grouped 128/32 28x28": (alone("W", **same, groups=32), [4, 128, 28, 28], [128, 4, 3, 3]),
         "W grouped 512/32 14x14": (
             alone("W", **same, groups=32),
@@ -162,8 +145,8 @@ def main() -> None:
 
         device, sync = torch_xla.device(), torch_xla.sync
     rows = []
-    layers = {name: row for name, row in _layers().items() if args.only in name}
-    for name, (step, x, w) in track(layers.items(), description="timing"):
+    wanted = {name: row for name, row in _rows().items() if args.only in name}
+    for name, (step, x, w) in track(wanted.items(), description="timing"):
         inputs = [torch.rand(x, device=device), torch.rand(w, device=device)]
         if sync is not None:
             sync()

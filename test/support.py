@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import hypothesis
 import torch
 from hypothesis import strategies as st
 from reference import conv
 from torch import Tensor
 from torch.nn import functional as F
+
+from torch_convfix.functional import conv_forward
 
 _CONV = {(d, t): getattr(F, f"conv{'_transpose' * t}{d}d") for d in (1, 2, 3) for t in (0, 1)}
 
@@ -89,6 +93,18 @@ def derivatives(fn: Callable[..., Tensor], inputs: Sequence[Tensor], order: int)
     return results
 
 
+def penalty_step(layer: dict[str, Any]) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
+    """One gradient-penalty step of ``conv_forward(x, w, **layer)``, by w and x."""
+
+    def step(x: Tensor, w: Tensor) -> Sequence[Tensor]:
+        gradients = torch.autograd.grad(
+            torch.tanh(conv_forward(x, w, **layer)).mean(), [w, x], create_graph=True
+        )
+        return torch.autograd.grad(sum((g * g).sum() for g in gradients), [w, x])
+
+    return step
+
+
 def worst_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     """The largest deviation, in units of the largest entry of the tensor that it is in."""
     assert [g.shape for g in got] == [w.shape for w in want]
@@ -98,6 +114,11 @@ def worst_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
             error = (g.double() - w).abs().max() / w.abs().max().clamp_min(1e-30)
             worst = max(worst, error.item() if error == error else float("inf"))
     return worst
+
+
+def check_many(check: Callable[..., None], strategy: st.SearchStrategy[Any], count: float) -> None:
+    """Call ``check`` with ``count`` draws."""
+    hypothesis.settings(max_examples=int(count))(hypothesis.given(strategy)(check))()
 
 
 @st.composite

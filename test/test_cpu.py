@@ -1,9 +1,8 @@
 """Plain CPU PyTorch: the formula that others are held against, and our double backward on the CPU."""
 
-import hypothesis
 import pytest
 import torch
-from support import Case, cases, derivatives, stock_can, worst_error
+from support import Case, cases, check_many, derivatives, penalty_step, stock_can, worst_error
 
 import torch_convfix
 from torch_convfix.functional import conv_forward
@@ -18,13 +17,7 @@ def test_the_reference_is_the_convolution(case_share):
         assert worst_error(derivatives(case.reference, case.inputs(), order), want) < 1e-10
 
     with torch_convfix.disabled("cpu"):
-        given(cases(), 100 * case_share)(check)()
-
-
-def given(strategy, count):
-    return lambda check: hypothesis.settings(max_examples=int(count))(
-        hypothesis.given(strategy)(check)
-    )
+        check_many(check, cases(), 100 * case_share)
 
 
 def test_third_order(case_share):
@@ -33,7 +26,7 @@ def test_third_order(case_share):
         assert worst_error(derivatives(case.apply, case.inputs(), 3), want) < 1e-10
 
     with torch_convfix.enabled("cpu"):
-        given(cases(), 200 * case_share)(check)()
+        check_many(check, cases(), 200 * case_share)
 
 
 def test_depthwise_penalty_step():
@@ -41,15 +34,11 @@ def test_depthwise_penalty_step():
     x = torch.rand(4, 96, 28, 28, dtype=torch.float64, requires_grad=True)
     w = torch.rand(96, 1, 3, 3, dtype=torch.float64, requires_grad=True)
 
-    def step():
-        y = conv_forward(x, w, stride=2, padding=1, groups=96)
-        gradients = torch.autograd.grad(torch.tanh(y).mean(), [w, x], create_graph=True)
-        return torch.autograd.grad(sum((g * g).sum() for g in gradients), [w, x])
-
+    step = penalty_step({"stride": 2, "padding": 1, "groups": 96})
     with torch_convfix.disabled("cpu"):
-        want = step()
+        want = step(x, w)
     with torch_convfix.enabled("cpu"):
-        got = step()
+        got = step(x, w)
     assert worst_error(got, want) < 1e-10
 
 

@@ -1,9 +1,8 @@
 """conv_forward, conv_input_grad, conv_weight_grad: the three derivatives of one form."""
 
-import hypothesis
 import pytest
 import torch
-from support import cases, stock_can, worst_error
+from support import cases, check_many, stock_can, worst_error
 
 import torch_convfix
 from torch_convfix.functional import conv_forward, conv_input_grad, conv_weight_grad
@@ -51,7 +50,7 @@ def test_partial_derivatives(case_share, device):
     ours = device == "ours"
     drawn = explicit if ours else explicit.filter(stock_can)
     with (torch_convfix.enabled if ours else torch_convfix.disabled)("cpu"):
-        hypothesis.settings(max_examples=int(100 * case_share))(hypothesis.given(drawn)(check))()
+        check_many(check, drawn, 100 * case_share)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -1,9 +1,8 @@
 """The shape functions of the two overrideable operators."""
 
-import hypothesis
 import pytest
 import torch
-from support import cases
+from support import cases, check_many
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_convfix
@@ -44,7 +43,7 @@ def test_shapes_are_those_of_the_convolution(case_share, fake):
             gradients = backward(y, x, w, *parameters(case), [True] * 3)
         assert [g.shape for g in gradients] == [x.shape, w.shape, want.shape[1:2]]
 
-    hypothesis.settings(max_examples=int(100 * case_share))(hypothesis.given(explicit)(check))()
+    check_many(check, explicit, 100 * case_share)
 
 
 def test_mask():

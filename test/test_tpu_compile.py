@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import penalty_step
 
 pytest.importorskip("jax")
 pytest.importorskip("libtpu")
@@ -70,11 +71,7 @@ def test_report_and_its_repetition():
 @pytest.mark.parametrize("topology", ["v2", "v4", "v5e", "v6e"])
 @pytest.mark.parametrize("kernel", [3, 4])
 def test_the_penalty_of_the_first_report_compiles_for_every_tpu(kernel, topology):
-    def step(x, w):
-        y = torch.nn.functional.conv2d(x, w, stride=2, padding=1)
-        grads = torch.autograd.grad(torch.tanh(y).mean(), [w, x], create_graph=True)
-        return torch.autograd.grad(sum((g * g).sum() for g in grads), [w, x])
-
+    step = penalty_step({"stride": 2, "padding": 1})
     inputs = [torch.rand(32, 3, 32, 32), torch.rand(20, 3, kernel, kernel)]
     report = tpu.compile(step, *[t.requires_grad_() for t in inputs], topology=topology)
     assert report.convolutions == 9 and report.cycles > 0

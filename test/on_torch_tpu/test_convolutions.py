@@ -1,26 +1,14 @@
 """Convolutions on TorchTPU: the graph's size, and numbers against float64."""
 
-import hypothesis
 import pytest
 import torch
 from placeholders import on_tpu
-from support import Case, cases, derivatives, worst_error
+from support import Case, cases, check_many, derivatives, penalty_step, worst_error
 
 import torch_convfix
-from torch_convfix.functional import conv_forward
 from torch_convfix.tpu.torch_tpu import trace
 
 HALF = {"stride": 2, "padding": 1}
-
-
-def penalty_step(layer):
-    def step(x, w):
-        gradients = torch.autograd.grad(
-            torch.tanh(conv_forward(x, w, **layer)).mean(), [w, x], create_graph=True
-        )
-        return torch.autograd.grad(sum((g * g).sum() for g in gradients), [w, x])
-
-    return step
 
 
 @pytest.mark.parametrize(("groups", "weight", "stock"), [(96, 1, 104), (32, 4, 40)])
@@ -64,4 +52,4 @@ def test_orders_1_and_2(case_share):
         assert worst_error(got, want) < 1e-4
 
     drawn = cases().filter(lambda case: 0 not in case.input_size)
-    hypothesis.settings(max_examples=int(60 * case_share))(hypothesis.given(drawn)(check))()
+    check_many(check, drawn, 60 * case_share)

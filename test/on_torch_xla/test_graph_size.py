@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 from device import DEVICE, on_xla
+from support import penalty_step
 
 import torch_convfix
-from torch_convfix.functional import conv_forward, conv_weight_grad
+from torch_convfix.functional import conv_weight_grad
 from torch_convfix.tpu.torch_xla import trace
 
 HALF = {"stride": 2, "padding": 1}
@@ -22,16 +23,6 @@ STEPS = {  # name: layer, x, weight
         (128, 64, 3, 3),
     ),
 }
-
-
-def penalty_step(layer):
-    def step(x, w):
-        gradients = torch.autograd.grad(
-            torch.tanh(conv_forward(x, w, **layer)).mean(), [w, x], create_graph=True
-        )
-        return torch.autograd.grad(sum((g * g).sum() for g in gradients), [w, x])
-
-    return step
 
 
 def convolutions(stablehlo: str) -> int:

@@ -1,10 +1,9 @@
 """Convolutions on XLA against the written-out formula in float64, at orders 0 to 3."""
 
-import hypothesis
 import pytest
 import torch
 from device import on_xla
-from support import Case, cases, derivatives, worst_error
+from support import Case, cases, check_many, derivatives, worst_error
 
 import torch_convfix
 
@@ -15,15 +14,11 @@ def error(case: Case, order: int, dtype: torch.dtype = torch.float64) -> float:
     return worst_error(got, want)
 
 
-def check_many(check, strategy, count: int) -> None:
-    hypothesis.settings(max_examples=count)(hypothesis.given(strategy)(check))()
-
-
 def test_float64_to_third_order(case_share):
     def check(case):
         assert error(case, 3) < 1e-10
 
-    check_many(check, cases(), int(500 * case_share))
+    check_many(check, cases(), 500 * case_share)
 
 
 def test_float32(case_share):
@@ -34,7 +29,7 @@ def test_float32(case_share):
         assert worst_error(got[:-third], want[:-third]) < 1e-4
         assert worst_error(got[-third:], want[-third:]) < 1e-3
 
-    check_many(check, cases(), int(60 * case_share))
+    check_many(check, cases(), 60 * case_share)
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "tpu"])
@@ -44,7 +39,7 @@ def test_padding_by_us(case_share, hardware):
 
     transposed = cases().filter(lambda case: case.transposed)
     with torch_convfix.enabled("xla", output_padding="pad", hardware=hardware):
-        check_many(check, transposed, int(40 * case_share))
+        check_many(check, transposed, 40 * case_share)
 
 
 # Large enough for the planner's lowerings on XLA:CPU: depthwise as taps, grouped W feature-grouped.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -101,7 +101,7 @@ class MaskedConvTranspose2d(_Masked, nn.ConvTranspose2d):
             input,
             output_size,
             list(self.stride),
-            [p for p in self.padding if isinstance(p, int)],
+            cast("list[int]", self.padding),
             list(self.kernel_size),
             2,
             list(self.dilation),
