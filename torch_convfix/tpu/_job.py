@@ -57,6 +57,8 @@ def _load(step: str) -> Callable[..., Any]:
         spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
         if spec is None or spec.loader is None or not Path(module_name).exists():
             raise ValueError(f"step must name a file that is there, got {step!r}")
+        # As `python file.py` does: a script imports its neighbours.
+        sys.path.insert(0, str(Path(module_name).resolve().parent))
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
