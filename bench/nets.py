@@ -1,6 +1,27 @@
 """The networks of the whole-step workloads, without what is random: dropout is left out."""
 
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch import nn
+
+
+@cache
+def _import_torchvision() -> Any:
+    # Beside a CPU build of torch, PyPI's torchvision on Linux cannot load its kernels, and its import
+    # asks for these two all the same; no classifier uses them.
+    package = importlib.util.find_spec("torchvision")
+    if package is None or package.origin is None:
+        raise ImportError("the whole models need torchvision")
+    try:
+        torch.ops.load_library(Path(package.origin).with_name("_C.so"))
+    except OSError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+    return importlib.import_module("torchvision")
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
@@ -25,11 +46,8 @@ def _batch_statistics(model: nn.Module) -> nn.Module:
 
 def classifier(name: str) -> nn.Module:
     """A torchvision classifier with 10 classes, in train mode."""
-    import torchvision
-
-    return _batch_statistics(
-        _without_dropout(getattr(torchvision.models, name)(weights=None, num_classes=10))
-    )
+    make = getattr(_import_torchvision().models, name)
+    return _batch_statistics(_without_dropout(make(weights=None, num_classes=10)))
 
 
 def generator(width: int = 64) -> nn.Module:
