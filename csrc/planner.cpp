@@ -2,10 +2,6 @@
 
 #include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 namespace torch_convfix {
 namespace {
 
@@ -43,51 +39,6 @@ Plan make_cpu_plan(const Form& form, c10::ScalarType dtype) {
   return plan;
 }
 
-// log2(merged / direct) of a merged group `width` channels wide, as a linear function of features.
-struct MergeFit {
-  int64_t width;
-  double threshold, intercept;
-  std::array<double, 7> coefficients;
-};
-
-#include "planner_table.inc"
-
-// The largest divisor of the groups that gives merged groups of at most `width` input channels.
-int64_t merge_factor(const Form& form, int64_t width) {
-  int64_t factor = std::clamp(width / form.w[1], int64_t{1}, form.groups);
-  while (form.groups % factor != 0) {
-    --factor;
-  }
-  return factor;
-}
-
-int64_t choose_merge(const Form& form, const MergeFit (&fits)[2]) {
-  const auto product = [](at::IntArrayRef sizes) { return c10::multiply_integers(sizes); };
-  double best = 0;
-  int64_t merge = 1;
-  for (const auto& fit : fits) {
-    const int64_t factor = merge_factor(form, fit.width);
-    const std::array<int64_t, 7> sizes{
-        form.w[1],
-        form.x[1],
-        product(at::IntArrayRef(form.g).slice(2)),
-        product(at::IntArrayRef(form.w).slice(2)),
-        product(form.stride),
-        form.x[0],
-        factor};
-    double predicted = fit.intercept;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      const double feature = std::log2(std::max<int64_t>(sizes[i], 1));
-      predicted += fit.coefficients[i] * std::clamp(feature, kLow[i], kHigh[i]);
-    }
-    if (factor > 1 && predicted < fit.threshold && predicted < best) {
-      best = predicted;
-      merge = factor;
-    }
-  }
-  return merge;
-}
-
 Plan make_tpu_plan(const Form& form, const PlannerOptions& options) {
   Plan plan;
   if (options.grouped == Grouped::kDirect || form.groups == 1) {
@@ -97,9 +48,7 @@ Plan make_tpu_plan(const Form& form, const PlannerOptions& options) {
     const int64_t merge = form.groups % options.merge == 0 ? options.merge : 1;
     plan.merge = {merge, merge, merge};
   } else if (form.w[1] > 1 && form.x[1] == form.w[0]) {  // what the estimates were made for
-    plan.merge = {
-        choose_merge(form, kMergeFits[0]), choose_merge(form, kMergeFits[1]),
-        choose_merge(form, kMergeFits[2])};
+    plan.merge = choose_merge(form);
   }
   const auto strategy = [](int64_t merge) { return merge > 1 ? Strategy::kMerged : Strategy::kDirect; };
   plan.forward = strategy(plan.merge.forward);

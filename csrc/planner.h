@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "geometry.h"
+#include "merge_model.h"
 
 namespace torch_convfix {
 
@@ -34,9 +35,7 @@ struct Plan {
   Strategy input_grad = Strategy::kDirect;
   Strategy weight_grad = Strategy::kDirect;
   bool phased = false;  // I by the strategy, for each residue of the stride alone
-  struct {
-    int64_t forward = 1, input_grad = 1, weight_grad = 1;
-  } merge;  // kMerged: how many groups become one
+  MergeFactors merge;   // kMerged: how many groups become one
 };
 
 Plan make_plan(const Form& form, c10::ScalarType dtype, const PlannerOptions& options);

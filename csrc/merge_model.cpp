@@ -1,0 +1,132 @@
+#include "merge_model.h"
+
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace torch_convfix {
+namespace {
+
+using Features = std::array<double, 7>;
+
+// The TPU compiler's estimate of a convolution with merged groups: log2 of merged over direct cycles.
+struct MergeSample {
+  Features features;
+  double log2_ratio;
+};
+
+#include "merge_samples.inc"
+
+// Gaussian process regression with zero mean, which is to say: as good as direct, where nothing like it
+// was measured. Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1.
+class MergeModel {
+ public:
+  template <size_t n>
+  explicit MergeModel(const MergeSample (&samples)[n]) {
+    for (const auto& sample : samples) {
+      features_.push_back(sample.features);
+      whitened_.push_back(sample.log2_ratio);
+    }
+    variance_ = std::inner_product(whitened_.begin(), whitened_.end(), whitened_.begin(), 0.0) / n;
+    // Cholesky factor of the samples' covariance, row by row: a row solves against those above it.
+    for (size_t i = 0; i < n; ++i) {
+      auto row = covariances(features_[i], i);
+      const double rest = solve(row);
+      row.push_back(std::sqrt(rest + kNoise));
+      factor_.push_back(std::move(row));
+    }
+    solve(whitened_);
+  }
+
+  // What log2 of merged over direct will hardly exceed: the mean and some deviations.
+  double predict(const Features& features) const {
+    auto v = covariances(features, features_.size());
+    const double rest = solve(v);
+    const double mean = std::inner_product(v.begin(), v.end(), whitened_.begin(), 0.0);
+    return mean + kDeviations * std::sqrt(std::max(rest, 0.0));
+  }
+
+ private:
+  std::vector<double> covariances(const Features& features, size_t count) const {
+    std::vector<double> found(count);
+    for (size_t i = 0; i < count; ++i) {
+      double distance = 0;
+      for (size_t j = 0; j < features.size(); ++j) {
+        distance += (features[j] - features_[i][j]) * (features[j] - features_[i][j]);
+      }
+      found[i] = variance_ * std::exp(-distance / (2 * kLength * kLength));
+    }
+    return found;
+  }
+
+  // v becomes L^-1 v; returns the variance that v leaves.
+  double solve(std::vector<double>& v) const {
+    double rest = variance_;
+    for (size_t i = 0; i < v.size(); ++i) {
+      v[i] -= std::inner_product(v.begin(), v.begin() + i, factor_[i].begin(), 0.0);
+      v[i] /= factor_[i][i];
+      rest -= v[i] * v[i];
+    }
+    return rest;
+  }
+
+  std::vector<Features> features_;
+  std::vector<std::vector<double>> factor_;
+  std::vector<double> whitened_;
+  double variance_;
+};
+
+// The largest divisor of the groups that gives merged groups of at most `width` input channels.
+int64_t merge_factor(const Form& form, int64_t width) {
+  int64_t factor = std::clamp(width / form.w[1], int64_t{1}, form.groups);
+  while (form.groups % factor != 0) {
+    --factor;
+  }
+  return factor;
+}
+
+Features features_of(const Form& form, int64_t merge) {
+  const auto product = [](at::IntArrayRef sizes) { return c10::multiply_integers(sizes); };
+  const std::array<int64_t, 7> sizes{
+      form.w[1],
+      form.x[1],
+      product(at::IntArrayRef(form.g).slice(2)),
+      product(at::IntArrayRef(form.w).slice(2)),
+      product(form.stride),
+      form.x[0],
+      merge};
+  Features features;
+  std::transform(sizes.begin(), sizes.end(), features.begin(), [](int64_t size) {
+    return std::log2(std::max<int64_t>(size, 1));
+  });
+  return features;
+}
+
+int64_t choose(const MergeModel& model, const Form& form) {
+  double best = kLeastGain;
+  int64_t merge = 1;
+  for (const int64_t width : kWidths) {
+    const int64_t factor = merge_factor(form, width);
+    if (factor > 1) {
+      const double predicted = model.predict(features_of(form, factor));
+      if (predicted < best) {
+        best = predicted;
+        merge = factor;
+      }
+    }
+  }
+  return merge;
+}
+
+}  // namespace
+
+MergeFactors choose_merge(const Form& form) {
+  static const MergeModel forward(kForward), input_grad(kInputGrad), weight_grad(kWeightGrad);
+  return {choose(forward, form), choose(input_grad, form), choose(weight_grad, form)};
+}
+
+}  // namespace torch_convfix
