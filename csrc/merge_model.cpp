@@ -106,27 +106,31 @@ Features features_of(const Form& form, int64_t merge) {
   return features;
 }
 
-int64_t choose(const MergeModel& model, const Form& form) {
-  double best = kLeastGain;
-  int64_t merge = 1;
-  for (const int64_t width : kWidths) {
-    const int64_t factor = merge_factor(form, width);
-    if (factor > 1) {
-      const double predicted = model.predict(features_of(form, factor));
-      if (predicted < best) {
-        best = predicted;
-        merge = factor;
-      }
-    }
-  }
-  return merge;
-}
-
 }  // namespace
 
 MergeFactors choose_merge(const Form& form) {
-  static const MergeModel forward(kForward), input_grad(kInputGrad), weight_grad(kWeightGrad);
-  return {choose(forward, form), choose(input_grad, form), choose(weight_grad, form)};
+  static const std::array<MergeModel, 3> models{
+      MergeModel(kForward), MergeModel(kInputGrad), MergeModel(kWeightGrad)};
+  // One factor for all three: they share operands, and with another factor those have another layout.
+  std::array<int64_t, 3> best{1, 1, 1};
+  double lowest = 0;
+  for (const int64_t width : kWidths) {
+    const int64_t factor = merge_factor(form, width);
+    std::array<int64_t, 3> factors{1, 1, 1};
+    double total = 0;
+    for (size_t i = 0; factor > 1 && i < models.size(); ++i) {
+      const double predicted = models[i].predict(features_of(form, factor));
+      if (predicted < kLeastGain) {
+        factors[i] = factor;
+        total += predicted;
+      }
+    }
+    if (total < lowest) {
+      lowest = total;
+      best = factors;
+    }
+  }
+  return {best[0], best[1], best[2]};
 }
 
 }  // namespace torch_convfix
