@@ -1,23 +1,19 @@
 """The same workloads with jax.lax and jax.grad; the networks are read off the PyTorch ones."""
 
 import operator
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
-import torch.fx
-from jax import lax
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 import layers
 import nets
+import torch
+import torch.fx
 import torch_steps
+from jax import lax
+from torch import nn
 
 Workload = tuple[Callable[..., Any], list[torch.Tensor]]
 

@@ -70,12 +70,16 @@ def weight_grad(layer: Layer, x: Array, g: Array) -> Array:
     return jax.vjp(lambda w: forward(layer, x, w), jnp.zeros(layer.weight))[1](g)[0]
 
 
+def two(layer: Layer, x: Array, w: Array, y: Array, v: Array) -> Array:
+    return forward(layer, x, w) + forward(layer, y, v)
+
+
 def penalty(
     layer: Layer,
     x: Array,
     w: Array,
     of_weight: bool = True,
-    two_forwards: Callable[..., Array] | None = None,
+    two_forwards: Callable[..., Array] = two,
     weight_grad: Callable[..., Array] = weight_grad,
 ) -> tuple[Array, ...]:
     """A gradient-penalty step with its double backward written out: what autograd builds."""
@@ -86,16 +90,12 @@ def penalty(
         dy = forward(layer, ggx, w) * (-2 * t * (1 - t * t)) / t.size
         return (weight_grad(layer, ggx, g) + weight_grad(layer, x, dy),)
     ggw = 2 * weight_grad(layer, x, g)
-    ggo = (two_forwards or two)(layer, ggx, w, x, ggw)
+    ggo = two_forwards(layer, ggx, w, x, ggw)
     dy = ggo * (-2 * t * (1 - t * t)) / t.size
     return (
         input_grad(layer, g, ggw) + input_grad(layer, dy, w),
         weight_grad(layer, ggx, g) + weight_grad(layer, x, dy),
     )
-
-
-def two(layer: Layer, x: Array, w: Array, y: Array, v: Array) -> Array:
-    return forward(layer, x, w) + forward(layer, y, v)
 
 
 def two_joined_by_channels(layer: Layer, x: Array, w: Array, y: Array, v: Array) -> Array:

@@ -1,19 +1,15 @@
 """The workloads in PyTorch: each function returns a step and its inputs."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
+import layers
+import nets
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.func import functional_call
-
-sys.path.insert(0, str(Path(__file__).parent))
-import layers
-import nets
 
 Workload = tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]
 
