@@ -1,10 +1,11 @@
 """Groups merged into block-diagonal ones: the same numbers, where it is picked, and what it costs."""
 
-import csv
 import math
 import re
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from statistics import fmean
 
@@ -17,7 +18,7 @@ from support import Case, derivatives, worst_error
 from torch.nn import functional as F
 
 import torch_convfix
-from torch_convfix import _C, functional
+from torch_convfix import _C
 from torch_convfix.tpu.torch_xla import trace
 
 
@@ -122,40 +123,29 @@ def feature_groups(channels: int, groups: int, size: int) -> list[int]:
     return sorted(map(int, counts), reverse=True)[:2]
 
 
-def merge_factor(op: str, layer: dict[str, int]) -> int:
-    """How many groups of the layer become one in the traced graph of F, I or W."""
-    channels, groups, kernel, n = (layer[k] for k in ("channels", "groups", "kernel", "spatial"))
-    settings = {"stride": layer["stride"], "padding": kernel // 2, "groups": groups}
-    # Sizes alone matter: every input is one number, expanded on the device.
-    x = (layer["batch"], channels, n, n)
-    w = (channels, channels // groups, kernel, kernel)
-    out = (n + 2 * (kernel // 2) - kernel) // layer["stride"] + 1
-    g = (layer["batch"], channels, out, out)
-    call, sizes = {
-        "F": (lambda x, w: functional.conv_forward(x, w, **settings), (x, w)),
-        "I": (lambda g, w: functional.conv_input_grad(g, w, x, **settings), (g, w)),
-        "W": (lambda x, g: functional.conv_weight_grad(x, g, w, **settings), (x, g)),
-    }[op]
-    text = trace(
-        lambda a, b: [call(a.expand(sizes[0]), b.expand(sizes[1]))], [torch.zeros(1, 1, 1, 1)] * 2
-    )
-    counts = re.findall(r"(?:feature|batch)_group_count = (\d+)", text)
-    return groups // max(map(int, counts))
+def load_fit_planner():
+    path = Path(__file__).parents[2] / "scripts/fit_planner"
+    loader = SourceFileLoader("fit_planner", str(path))
+    module = module_from_spec(spec_from_loader("fit_planner", loader))
+    sys.modules["fit_planner"] = module  # its dataclasses look for it there
+    loader.exec_module(module)
+    return module
 
 
 def test_never_dearer_than_direct_and_leaner_in_the_mean():
     """The planner on every layer that the compiler's estimates are known of, by those estimates."""
-    costs: dict[tuple, dict[int, int]] = {}
-    with (Path(__file__).parents[2] / "scripts/planner_estimates.csv").open() as file:
-        for row in csv.DictReader(file):
-            chip, op = row.pop("chip"), row.pop("op")
-            cost, merge = int(row.pop("cycles")), int(row.pop("merge"))
-            key = (op, chip, *((name, int(value)) for name, value in row.items()))
-            costs.setdefault(key, {})[merge] = cost
+    fit_planner = load_fit_planner()
     ratios = []
     with torch_convfix.enabled("xla", hardware="tpu", grouped="merge"):
-        for (op, _, *layer), of in costs.items():
-            merge = merge_factor(op, dict(layer))
+        for (layer, op, _), of in fit_planner.read().items():
+            call, sizes = fit_planner.operation(layer, op)
+            # Sizes alone matter: every input is one number, expanded on the device.
+            text = trace(
+                lambda *a, call=call, sizes=sizes: [call(*map(torch.Tensor.expand, a, sizes))],
+                [torch.zeros(1, 1, 1, 1)] * 2,
+            )
+            counts = re.findall(r"(?:feature|batch)_group_count = (\d+)", text)
+            merge = layer.groups // max(map(int, counts))
             if merge > 1 and {1, merge} <= of.keys():
                 ratios.append(of[merge] / of[1])
     assert len(ratios) > 100
