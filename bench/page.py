@@ -118,9 +118,9 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -
 
 
 def _wall_times(times: WallTimes) -> str:
-    columns = ("stock_ms", "ours_ms", "jax_ms", "ratio")
+    columns = ("rounds", "stock_ms", "ours_ms", "jax_ms", "ratio")
     rows = [[row["row"], *(f"{row[c]:.3g}" if c in row else "" for c in columns)] for row in times]
-    return _markdown(["", "stock, ms", "ours, ms", "JAX, ms", "stock / ours"], rows, 1)
+    return _markdown(["", "rounds", "stock, ms", "ours, ms", "JAX, ms", "stock / ours"], rows, 1)
 
 
 TEXT = """# Benchmarks
@@ -128,7 +128,7 @@ TEXT = """# Benchmarks
 Written by `bench/run`: do not edit. {versions}.
 
 One step of each workload, compiled by the TPU's own compiler for one {topology}, without a TPU. Each
-compilation had at most {limit:g} s and {memory:g} GiB of memory.
+compilation had at most {limit:g} CPU seconds and {memory:g} GiB of memory.
 
 **What the cycles are.** The sum of the compiler's `estimated_cycles` over all instructions of the
 program: its static cost model, by which it chooses layouts and tilings. **What they are not.** No

@@ -1,7 +1,7 @@
 """Wall time, stock, ours and JAX in turn in one run: medians and ratios.
 
-    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--seconds 3] [--only SUBSTRING]
-                              [--json FILE]
+    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--seconds 3] [--most 60]
+                              [--only SUBSTRING] [--json FILE]
 
 `xla` is torch_xla on XLA:CPU, `cpu` plain PyTorch; JAX, on XLA:CPU, joins in the steps of bench/run.
 
@@ -170,6 +170,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["xla", "cpu"], default="xla")
     parser.add_argument("--rounds", type=int, default=5, help="least rounds a row (default 5)")
     parser.add_argument("--seconds", type=float, default=3, help="least time a row (default 3)")
+    parser.add_argument(
+        "--most", type=float, default=60, help="no round begins after so many seconds (default 60)"
+    )
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
@@ -186,11 +189,12 @@ def main() -> None:
         calls = _contenders(row, device, sync)
         times: dict[str, list[Taken]] = {mode: [] for mode in calls}
         order = list(calls)
-        start = time.perf_counter()
-        while len(times["ours"]) < args.rounds or time.perf_counter() - start < args.seconds:
+        start, passed = time.perf_counter(), 0.0
+        while passed < args.seconds or (len(times["ours"]) < args.rounds and passed < args.most):
             for mode in order:
                 times[mode].append(calls[mode]())
             order.reverse()  # neither always follows the other
+            passed = time.perf_counter() - start
         figures: dict[str, Any] = {"row": name, "rounds": len(times["ours"])}
         for mode, taken in times.items():
             figures[f"{mode}_ms"] = 1e3 * statistics.median(t for t, _ in taken)
@@ -198,14 +202,22 @@ def main() -> None:
         figures["ratio"] = figures["stock_ms"] / figures["ours_ms"]
         found.append(figures)
 
-    table = Table(title=f"{args.device}, medians of {args.rounds} or more, float32")
+    table = Table(title=f"{args.device}, medians, float32")
     table.add_column("row")
-    columns = ("stock_ms", "ours_ms", "jax_ms", "ratio", "stock_trace_ms", "ours_trace_ms")
+    columns = (
+        "rounds",
+        "stock_ms",
+        "ours_ms",
+        "jax_ms",
+        "ratio",
+        "stock_trace_ms",
+        "ours_trace_ms",
+    )
     for column in columns:
         heading = "stock / ours" if column == "ratio" else column.replace("_", " ")
         table.add_column(heading, justify="right")
     for figures in found:
-        cells = (f"{figures[c]:.2f}" if c in figures else "" for c in columns)
+        cells = (f"{figures[c]:.5g}" if c in figures else "" for c in columns)
         table.add_row(figures["row"], *cells)
     Console(width=120).print(table)
     if args.json:

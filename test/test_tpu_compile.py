@@ -141,6 +141,7 @@ def greedy():
         pytest.param("missing", {}, "step must name a function", marks=pytest.mark.slow),
         pytest.param("dies", {}, "ended with signal SIGABRT", marks=pytest.mark.slow),
         pytest.param("endless", {"limit": 1.0}, "within the limit of 1 s", marks=pytest.mark.slow),
+        pytest.param("endless", {"cpu_limit": 9.0}, "limit of 9 CPU s", marks=pytest.mark.slow),
         pytest.param(
             "greedy", {"memory": 2**30}, "stopped at the limit of 1 GiB", marks=pytest.mark.slow
         ),

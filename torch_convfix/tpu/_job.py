@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from torch_convfix.tpu._environment import TORCH_XLA_DEBUG
 from torch_convfix.tpu.report import Failure, Report
 
@@ -69,24 +71,16 @@ def _load(step: str) -> Callable[..., Any]:
     return getattr(module, function)
 
 
-def _resident_bytes(pid: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):  # not Linux, or gone
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def run(
     job: Job,
     *,
     python: str = sys.executable,
     limit: float | None = None,
+    cpu_limit: float | None = None,
     memory: int | None = None,
-    tick: Callable[[], None] = lambda: None,
 ) -> Report | Failure:
-    """The report, or why there is none. ``limit`` in seconds, ``memory`` in bytes; ``tick`` is
-    called several times a second."""
+    """The report, or why there is none. ``limit`` in seconds, ``cpu_limit`` in seconds of all threads
+    together, which other processes do not shorten, ``memory`` in bytes."""
     environment = {"PJRT_DEVICE": "CPU", **os.environ}
     if job.stack == "torch_xla":
         environment |= TORCH_XLA_DEBUG
@@ -97,15 +91,18 @@ def run(
             child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             start = time.monotonic()
             try:
+                used = psutil.Process(child.pid)
                 while child.poll() is None:
                     time.sleep(0.1)
-                    tick()
-                    if limit is not None and time.monotonic() - start > limit:
+                    seconds = time.monotonic() - start
+                    if limit is not None and seconds > limit:
                         return job.failure(f"not done within the limit of {limit:g} s")
-                    if memory is not None and _resident_bytes(child.pid) > memory:
+                    if cpu_limit is not None and sum(used.cpu_times()[:2]) > cpu_limit:
+                        return job.failure(f"not done within the limit of {cpu_limit:g} CPU s")
+                    if memory is not None and used.memory_info().rss > memory:
                         return job.failure(
                             f"stopped at the limit of {memory / 2**30:g} GiB of memory, after "
-                            f"{time.monotonic() - start:.0f} s"
+                            f"{seconds:.0f} s"
                         )
             finally:
                 child.kill()
