@@ -1,5 +1,6 @@
 """Which tests run: those of the stacks that are installed, and without `slow` ones where --quick."""
 
+import importlib
 import importlib.util
 import os
 
@@ -31,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # With torch_xla most of the time is LLVM's; the larger steps of TorchTPU's tests need its code.
     if config.getoption("--quick") and importlib.util.find_spec("torch_xla"):
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # Before any backward on the CPU: the autograd engine counts devices once, at its first run.
+    if importlib.util.find_spec("torch_xla"):
+        importlib.import_module("torch_xla").device()
+    elif importlib.util.find_spec("torch_tpu"):
+        importlib.import_module("torch_convfix.tpu.torch_tpu")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

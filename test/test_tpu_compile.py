@@ -14,21 +14,13 @@ from support import penalty_step
 pytest.importorskip("jax")
 pytest.importorskip("libtpu")
 
-from torch_convfix import cli, tpu
+from torch_convfix import _target, cli, tpu
 from torch_convfix.tpu import _chips, _compiler, _job, _step
 
 try:
     STACK = _step.default_stack()
 except ImportError:
     pytest.skip("neither torch_xla nor torch_tpu is installed", allow_module_level=True)
-
-# Before any backward on the CPU: the autograd engine counts devices once, at its first run.
-if STACK == "torch_xla":
-    import torch_xla
-
-    torch_xla.device()
-else:
-    import torch_convfix.tpu.torch_tpu  # noqa: F401
 
 GROUPS = 6
 SIZES = ((2, GROUPS, 9, 9), (GROUPS, 1, 3, 3))
@@ -91,10 +83,8 @@ def test_refusals():
         tpu.compile(step, *inputs, topology="v9")
     with pytest.raises(ValueError, match="kernels must be one of ours, merged, stock, got 'x'"):
         tpu.compile(step, *inputs, kernels="x")
-    with pytest.raises(ValueError, match="input must be like 32x3x8x8 or 32:int64, got '3x'"):
-        _step.parse_input("3x")
-    assert _step.parse_input("2x3:bfloat16").dtype == torch.bfloat16
-    assert not _step.parse_input("4:int64").requires_grad
+    with pytest.raises(ValueError, match="fn must return a tensor or a sequence of them, got float"):
+        tpu.compile(lambda x: 1.0, torch.rand(2), stack=STACK)
 
 
 def test_compiler_message():
@@ -138,7 +128,7 @@ def greedy():
     ("function", "limits", "reason"),
     [
         pytest.param("no_function", {}, "as it must", marks=pytest.mark.slow),
-        pytest.param("missing", {}, "step must name a function", marks=pytest.mark.slow),
+        pytest.param("missing", {}, "target must name a function", marks=pytest.mark.slow),
         pytest.param("dies", {}, "ended with signal SIGABRT", marks=pytest.mark.slow),
         pytest.param("endless", {"limit": 1.0}, "within the limit of 1 s", marks=pytest.mark.slow),
         pytest.param("endless", {"cpu_limit": 9.0}, "limit of 9 CPU s", marks=pytest.mark.slow),
@@ -177,7 +167,7 @@ def test_command(capsys, tmp_path, monkeypatch):
 
     monkeypatch.chdir(Path(__file__).parent)
     inputs = [part for s in SIZES for part in ("--input", "x".join(map(str, s)))]
-    assert cli.main(["tpu", "test_tpu_compile:penalty", *inputs, "--topology", "v2,v9"]) == 1
+    assert cli.main(["tpu", "test_tpu_compile:penalty", *inputs, "--topology", "v2,v9:2x2"]) == 1
     printed = capsys.readouterr().out
     assert "double backward" in printed
     assert "topology must be one of" in printed

@@ -1,29 +1,23 @@
 """Compare your own model or loss on a device with float64 on the CPU, and name the call to blame.
 
-TARGET is module:function. With --shape, it is called with random tensors of those shapes; without,
-it takes no arguments and returns (fn, *inputs), as `torch_convfix.audit` takes them.
+Exit code 1 if any number is wrong.
 """
 
 import argparse
-import importlib
-import os
 import sys
 
 import torch
 
-from torch_convfix.verify.audit import audit
-
-
-def _shape(text: str) -> list[int]:
-    return [int(n) for n in text.split(",") if n]
+from torch_convfix import _target
+from torch_convfix._devices import default_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The target, and the options of `torch_convfix.audit`."""
     add = parser.add_argument
-    add("target", metavar="module:function")
-    add("--shape", action="append", type=_shape, metavar="N,N,...", help="of a random input; may be repeated")  # fmt: skip
-    add("--device", default="xla", help="as for verify")
+    add("target", help=_target.HELP)
+    add("--input", action="append", default=[], metavar="SHAPE[:DTYPE]", help=_target.INPUT_HELP)
+    add("--device", help="as for verify; by default that of the stack that is installed")
     add("--order", type=int, default=2, help="highest order")
     add("--stock", action="store_true", help="with the device's own kernels")
     add("--dtype", help="on the device, as float32")
@@ -31,20 +25,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Audit and print."""
-    module, _, name = args.target.partition(":")
-    if not name:
-        raise SystemExit(f"TARGET must be module:function, got {args.target!r}")
-    sys.path.insert(0, os.getcwd())
-    target = getattr(importlib.import_module(module), name)
-    if args.shape:
-        fn, inputs = target, [torch.randn(s, requires_grad=True) for s in args.shape]
-    else:
-        fn, *inputs = target()
-    dtype = getattr(torch, args.dtype) if args.dtype else None
+    """Audit and print; 2 where there is nothing to audit."""
+    try:
+        device = args.device or default_device()
+        dtype = getattr(torch, args.dtype, None) if args.dtype else None
+        if args.dtype and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(
+                f"dtype must be a floating one of torch's, like float32, got {args.dtype!r}"
+            )
+        from torch_convfix.verify.audit import audit
+        from torch_convfix.verify.devices import get_device, kernels
+
+        get_device(device)
+        with kernels(device, stock=args.stock):
+            pass
+        fn, inputs = _target.resolve(args.target, args.input)
+    except (ImportError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
     report = audit(
-        fn, *inputs, device=args.device, order=args.order, stock=args.stock, dtype=dtype,
+        fn,
+        *inputs,
+        device=device,
+        order=args.order,
+        stock=args.stock,
+        dtype=dtype,
         tolerance=args.tolerance,
-    )  # fmt: skip
+    )
     print(report)
     return 0 if report.ok else 1

@@ -35,6 +35,14 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def default_device() -> str:
+    """The installed stack's device; torch_xla's where both are."""
+    for device, module in _STACKS.items():
+        if is_installed(module):
+            return device
+    raise ImportError("neither torch_xla nor torch_tpu is installed: name a device, as cpu")
+
+
 def _import_stack(device: str) -> None:
     # A backend's own registrations must come before ours: a later one wins.
     module = _STACKS.get(device)

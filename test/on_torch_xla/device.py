@@ -6,7 +6,6 @@ from typing import Any
 import torch_xla
 from torch import Tensor
 
-# Before any backward on the CPU: the autograd engine counts devices once, at its first run.
 DEVICE = torch_xla.device()
 
 

@@ -40,6 +40,7 @@ CHIPS = {
         Chip("v7", "tpu7x:2x2x1", 2307e12 / 2, 7380e9 / 2, 96 * _GIB, None, f"{_SHEETS}tpu7x"),
     )
 }
+ALLOWED = f"{', '.join(CHIPS)} or a name of the compiler's own such as v5e:2x2"
 
 
 def find(topology: str) -> Chip | None:
@@ -49,5 +50,11 @@ def find(topology: str) -> Chip | None:
 
 
 def topology_name(topology: str) -> str:
-    """The compiler's name of a topology given by that or by its friendly name."""
+    """The compiler's name of a topology given by that or by its friendly name.
+
+    Raises:
+        ValueError: for what can be neither.
+    """
+    if topology not in CHIPS and ":" not in topology:
+        raise ValueError(f"topology must be one of {ALLOWED}, got {topology!r}")
     return CHIPS[topology].topology if topology in CHIPS else topology

@@ -7,23 +7,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from torch_convfix import _target
 from torch_convfix.tpu import _chips, _job, _step, report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``torch-convfix tpu``."""
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument("target", help=_target.HELP)
     parser.add_argument(
-        "step",
-        help="module:function or file.py:function. With --input a function of tensors; without, "
-        "a function of nothing that returns such a function and its inputs",
-    )
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SHAPE[:DTYPE]",
-        help="32x3x8x8 or 32:int64, once an input, in order",
+        "--input", action="append", default=[], metavar="SHAPE[:DTYPE]", help=_target.INPUT_HELP
     )
     parser.add_argument(
         "--topology",
@@ -45,8 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Compile, print, write; 1 where anything did not compile."""
     try:
+        # What needs no compiler is refused before one starts.
         stack = args.stack or _step.default_stack()
-    except ImportError as error:
+        _target.check_name(args.target)
+        for topology in args.topology.split(","):
+            _chips.topology_name(topology)
+        for text in args.input:
+            _target.parse_input(text)
+    except (ImportError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     variants = ["stock"] if args.compare and stack != "jax" else []
@@ -54,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     if args.grouped == "merge" and stack == "torch_xla":
         variants[-1:] = ["ours", "merged"] if args.compare else ["merged"]
     jobs = [
-        _job.Job(args.step, tuple(args.input), topology, stack, kernels)
+        _job.Job(args.target, tuple(args.input), topology, stack, kernels)
         for topology in args.topology.split(",")
         for kernels in variants
     ]

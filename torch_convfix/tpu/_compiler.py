@@ -65,8 +65,7 @@ def _device(topology: str) -> Any:
         return topologies.get_topology_desc(platform="tpu", topology_name=name).devices[0]
     except Exception as error:
         raise ValueError(
-            f"topology must be one of {', '.join(_chips.CHIPS)} or a name of the compiler's own such "
-            f"as v5e:2x2, got {topology!r}: {error}"
+            f"topology must be one of {_chips.ALLOWED}, got {topology!r}: {error}"
         ) from error
 
 

@@ -4,8 +4,6 @@ The compiler can take an hour and all memory for a large graph, and ends the pro
 Run as a module it is that process: it takes the job as JSON and the path to write the result to.
 """
 
-import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -14,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,7 @@ from torch_convfix.tpu.report import Failure, Report
 
 @dataclass(frozen=True)
 class Job:
-    """``step`` is ``module:function`` or ``file.py:function``; with ``inputs`` a function of tensors
-    of these specs, without a function of nothing that returns such a function and its inputs."""
+    """``step`` and the specs of ``inputs`` are those of `torch_convfix._target.resolve`."""
 
     step: str
     inputs: tuple[str, ...]
@@ -49,26 +46,6 @@ class Job:
 def result_of(values: Mapping[str, Any]) -> Report | Failure:
     """Of the dictionary of either."""
     return Failure(**values) if "reason" in values else Report.from_dict(values)
-
-
-def _load(step: str) -> Callable[..., Any]:
-    module_name, _, function = step.rpartition(":")
-    if not module_name or not function:
-        raise ValueError(f"step must be module:function or file.py:function, got {step!r}")
-    if module_name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
-        if spec is None or spec.loader is None or not Path(module_name).exists():
-            raise ValueError(f"step must name a file that is there, got {step!r}")
-        # As `python file.py` does: a script imports its neighbours.
-        sys.path.insert(0, str(Path(module_name).resolve().parent))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(module_name)
-    if not hasattr(module, function):
-        raise ValueError(f"step must name a function of {module_name}, got {step!r}")
-    return getattr(module, function)
 
 
 def run(
@@ -118,13 +95,11 @@ def run(
 def _main(job_text: str, path: str) -> int:
     values = json.loads(job_text)
     job = Job(**{**values, "inputs": tuple(values["inputs"])})
+    from torch_convfix import _target
     from torch_convfix.tpu import _compiler, _step
 
     try:
-        fn = _load(job.step)
-        inputs = [_step.parse_input(text) for text in job.inputs]
-        if not inputs:
-            fn, inputs = fn()
+        fn, inputs = _target.resolve(job.step, job.inputs)
         result = _step.compile(
             fn,
             *inputs,

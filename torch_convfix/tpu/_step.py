@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from torch_convfix import _devices
+from torch_convfix import _devices, _target
 from torch_convfix.tpu import _compiler, _environment, report
 from torch_convfix.tpu._origin import Origin
 
@@ -43,6 +43,10 @@ def trace(
 
     def step(*args: Tensor) -> Sequence[Any]:
         result = fn(*args)
+        if not isinstance(result, (Tensor, Sequence)):
+            raise ValueError(
+                f"fn must return a tensor or a sequence of them, got {type(result).__name__}"
+            )
         return [result] if isinstance(result, Tensor) else result
 
     device = _DEVICES[stack]
@@ -75,7 +79,7 @@ def _trace_jax(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
 
 def compile(
     fn: Callable[..., Any],
-    *inputs: Tensor,
+    *inputs: Any,
     topology: str = "v5e",
     stack: Stack | None = None,
     kernels: Kernels = "ours",
@@ -84,10 +88,10 @@ def compile(
     """Compile ``fn(*inputs)`` for a TPU that need not be there, and say what it costs.
 
     Args:
-        fn: a function of tensors that returns a tensor or a sequence of them, for example the
-            gradients of a penalty on gradients. A model's parameters must be among the inputs
-            (`torch.func.functional_call`): whatever else it uses is on another device.
-        inputs: tensors on CPU. Only shapes, dtypes and ``requires_grad`` matter.
+        fn: a module, or a function of tensors and modules, that returns a tensor or a sequence of
+            them, for example the gradients of a penalty on gradients. All that it computes with must
+            come in by ``inputs``: what it closes over is on another device.
+        inputs: on CPU. Only shapes, dtypes and ``requires_grad`` of tensors and parameters matter.
         topology: ``v2``, ``v3``, ``v4``, ``v5e``, ``v5p``, ``v6e``, ``v7``, or a name of the
             compiler's own such as ``v5e:2x2``. One device of it is compiled for.
         stack: ``"torch_xla"``, ``"torch_tpu"``, or ``"jax"`` for a function of JAX arrays. By
@@ -102,29 +106,20 @@ def compile(
     """
     stack = stack or default_stack()
     _compiler.check(topology)
+    function, tensors = _target.as_function(fn, inputs)
+    leaves, spec = pytree.tree_flatten(tensors)
     start = time.perf_counter()
-    stablehlo, origins = trace(fn, inputs, stack, kernels)
+    stablehlo, origins = trace(
+        lambda *given: function(pytree.tree_unflatten(given, spec)), leaves, stack, kernels
+    )
     seconds = time.perf_counter() - start
     return report.make_report(
         *_compiler.compile_stablehlo(stablehlo, topology),
         stablehlo,
         origins,
-        name=name or str(getattr(fn, "__name__", "step")),
+        name=name or str(getattr(fn, "__name__", type(fn).__name__)),
         stack=stack,
         kernels="jax" if stack == "jax" else kernels,
         topology=topology,
         trace_seconds=seconds,
     )
-
-
-def parse_input(text: str) -> Tensor:
-    """A tensor of a spec such as ``32x3x224x224`` or ``32:int64``; floats require gradients."""
-    shape, _, dtype_name = text.partition(":")
-    dtype = getattr(torch, dtype_name or "float32", None)
-    try:
-        sizes = [int(size) for size in shape.split("x")] if shape else []
-    except ValueError:
-        sizes = [-1]
-    if not isinstance(dtype, torch.dtype) or min(sizes, default=0) < 0:
-        raise ValueError(f"input must be like 32x3x8x8 or 32:int64, got {text!r}")
-    return torch.zeros(sizes, dtype=dtype, requires_grad=dtype.is_floating_point)

@@ -1,19 +1,19 @@
 """Compare a whole model or loss on a device with float64 on the CPU, and name the call to blame."""
 
-import copy
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from torch_convfix._target import as_function
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.derivatives import (
     VALUE,
@@ -58,6 +58,7 @@ class AuditReport:
 
     device: str
     outcome: Outcome
+    stages: list[str]  # that were asked for
     calls: int = 0
     blamed: list[Blame] = field(default_factory=list)
 
@@ -77,6 +78,11 @@ class AuditReport:
         ]
         if self.outcome.skipped:
             lines.append(f"not compared: {self.outcome.skipped}")
+        elif not self.outcome.raised:
+            left = [
+                s for s in self.stages if s not in {**self.outcome.errors, **self.outcome.refused}
+            ]
+            lines += [f"{s}: nothing to compare, no input can be differentiated" for s in left]
         lines += [f"to blame: {blame}" for blame in self.blamed]
         if not self.ok and not self.blamed:
             lines.append(f"none of its {self.calls} calls is wrong alone")
@@ -98,7 +104,7 @@ def audit(
         fn: a module, or a function of tensors and modules. All that it computes with must come in by
             ``inputs``: what it closes over stays where it is.
         inputs: on the CPU. The parameters of modules are differentiated, and the tensors that require
-            a gradient.
+            a gradient; where nothing does, all floating-point tensors are.
         device: as in `torch_convfix.verify.run`.
         order: the highest order of derivatives.
         stock: run with the device's own kernels in place of ours.
@@ -112,7 +118,8 @@ def audit(
     """
     where = get_device(device)
     dtype = dtype or where.default_dtype()
-    function, tensors = _as_function(fn, inputs)
+    function, tensors = as_function(fn, inputs)
+    tensors = _differentiated(tensors)
     stages = [order_stage(i) for i in range(order + 1)]
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,7 +128,7 @@ def audit(
         with recorder, mock.patch.object(torch.autograd.Function, "apply", recorder.apply):
             function(in_float64)
         outcome = compare(Call(function, (tensors,)), where, stages, dtype, tolerance, size=0.0)
-        report = AuditReport(device, outcome, len(recorder.calls))
+        report = AuditReport(device, outcome, stages, len(recorder.calls))
         inner = recorder.differentiates
         replayed = [order_stage(i) for i in range(order + inner + 1)]
         for call in recorder.calls:
@@ -129,52 +136,6 @@ def audit(
             if blame and str(blame) not in map(str, report.blamed):
                 report.blamed.append(blame)
     return report
-
-
-def _as_function(
-    fn: Callable[..., Any], inputs: tuple[Any, ...]
-) -> tuple[Callable[[Any], Any], Any]:
-    """``fn`` as a function of tensors alone: a module becomes its parameters and buffers."""
-    parts = [fn, *inputs]
-    states = [
-        dict([*part.named_parameters(), *part.named_buffers()])
-        if isinstance(part, nn.Module)
-        else part
-        for part in parts[1:]
-    ]
-    own = dict([*fn.named_parameters(), *fn.named_buffers()]) if isinstance(fn, nn.Module) else {}
-
-    def function(tensors: Any) -> Any:
-        own, states = tensors
-        given = [
-            _bind(part, state) if isinstance(part, nn.Module) else state
-            for part, state in zip(parts[1:], states, strict=True)
-        ]
-        return (_bind(fn, own) if isinstance(fn, nn.Module) else fn)(*given)
-
-    return function, (own, states)
-
-
-def _bind(module: nn.Module, state: dict[str, Tensor]) -> nn.Module:
-    """A copy of the module whose parameters and buffers are these tensors, differentiably."""
-    bound = copy.copy(module)
-    bound._parameters, bound._buffers = {}, {}
-    bound._modules = dict(module._modules)
-    for name, child in module._modules.items():
-        if child is not None:
-            prefix = f"{name}."
-            own = {k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)}
-            bound._modules[name] = _bind(child, own)
-    for name in module._parameters:
-        object.__setattr__(bound, name, state.get(name))
-    for name in module._buffers:
-        object.__setattr__(bound, name, state.get(name))
-
-    def parameters(recurse: bool = True) -> Iterator[Tensor]:
-        return (t for k, t in state.items() if k in dict(module.named_parameters()))
-
-    object.__setattr__(bound, "parameters", parameters)
-    return bound
 
 
 @dataclass
@@ -237,12 +198,24 @@ def _keep(t: Tensor) -> Tensor:
 
 
 def _caller() -> str:
-    """The innermost line that is neither torch's nor ours."""
-    for frame in reversed(traceback.extract_stack()):
-        inside = ("/torch/", "/torch_convfix/", "/unittest/")
-        if not any(part in frame.filename for part in inside):
-            return f"{frame.filename}:{frame.lineno}"
-    return "?"
+    """The innermost line below the audit that is neither torch's nor ours; else torch's module."""
+    frames = [f for f in traceback.extract_stack() if "/unittest/" not in f.filename]
+    audits = [
+        i for i, f in enumerate(frames) if f.filename == __file__ and f.name == audit.__name__
+    ]
+    inside = ("/torch/", "/torch_convfix/")
+    below = [f for f in reversed(frames[audits[-1] :]) if "/torch_convfix/" not in f.filename]
+    found = [f for f in below if not any(part in f.filename for part in inside)]
+    found += [f for f in below if "/torch/nn/modules/" in f.filename]
+    return f"{found[0].filename}:{found[0].lineno}" if found else "?"
+
+
+def _differentiated(tensors: Any) -> Any:
+    if any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(tensors)):
+        return tensors
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), tensors
+    )
 
 
 def _double(t: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ def compare(
         if result is None:  # an order after one that raised
             continue
         error, worst = worst_error(result, wanted, size)
+        outcome.errors[stage] = error
         if error > tolerance and dtype != torch.float64:
             roundings = roundings or [
                 in_float64(
@@ -131,7 +132,6 @@ def compare(
             ]
             if error <= _limit(roundings, wanted, stage, size):
                 continue
-        outcome.errors[stage] = error
         if error > tolerance:
             outcome.wrong[stage] = worst
     return outcome
