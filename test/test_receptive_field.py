@@ -126,3 +126,5 @@ def test_errors_name_the_argument():
         receptive_field(torch.sin, torch.ones(3, dtype=torch.long), 0)
     with pytest.raises(ValueError, match="has a NaN already"):
         receptive_field(torch.sin, x * torch.nan, 0, "nan")
+    with pytest.raises(ValueError, match=r"allowed must broadcast to the input, \[3\], got \[2\]"):
+        leaks(torch.sin, x, 0, allowed=torch.ones(2, dtype=torch.bool))

@@ -14,7 +14,7 @@ from support import penalty_step
 pytest.importorskip("jax")
 pytest.importorskip("libtpu")
 
-from torch_convfix import _target, cli, tpu
+from torch_convfix import cli, tpu
 from torch_convfix.tpu import _chips, _compiler, _job, _step
 
 try:
@@ -83,7 +83,9 @@ def test_refusals():
         tpu.compile(step, *inputs, topology="v9")
     with pytest.raises(ValueError, match="kernels must be one of ours, merged, stock, got 'x'"):
         tpu.compile(step, *inputs, kernels="x")
-    with pytest.raises(ValueError, match="fn must return a tensor or a sequence of them, got float"):
+    with pytest.raises(
+        ValueError, match="fn must return a tensor or a sequence of them, got float"
+    ):
         tpu.compile(lambda x: 1.0, torch.rand(2), stack=STACK)
 
 

@@ -123,7 +123,13 @@ def plot_receptive_field(
 
 
 def _outside(field: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    return (field != 0) & ~allowed.cpu().bool()
+    try:
+        allowed = allowed.cpu().bool().expand_as(field)
+    except RuntimeError as error:
+        raise ValueError(
+            f"allowed must broadcast to the input, {list(field.shape)}, got {list(allowed.shape)}"
+        ) from error
+    return (field != 0) & ~allowed
 
 
 def _by_gradient(fn: Function, input: torch.Tensor, output_index: Any) -> torch.Tensor:

@@ -122,10 +122,9 @@ def make_report(
         labels = (scope.split("/")[-1].split(".")[0], instruction.source.split(":")[0])
         found = [origins[label] for label in labels if label in origins]
         origin = found[0] if found else Origin("", instruction.source)
-        op = op.removeprefix("aten__")
-        groups[origin.stage, op or f"({instruction.opcode})", origin.source].append(
-            instruction.cycles
-        )
+        op = op.removeprefix("aten__") or f"({instruction.opcode})"
+        source = "" if origin.source.startswith("<frozen") else origin.source  # runpy's own line
+        groups[origin.stage, op, source].append(instruction.cycles)
     operators = [
         Operator(stage, op, source, sum(cycles), len(cycles))
         for (stage, op, source), cycles in groups.items()
@@ -198,10 +197,12 @@ def _operators(report: Report, most: int) -> Table:
     title = f"{report.topology}, {report.stack}, {report.kernels}: cycles by operator, estimated"
     table = Table(title=title, title_justify="left", box=None)
     for column in ("cycles", "share", "pass", "operator", "line"):
-        table.add_column(column, justify="right" if column in ("cycles", "share") else "left")
+        numbers = column in ("cycles", "share")
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for o in report.operators[:most]:
         share = f"{o.cycles / max(report.cycles, 1):.1%}"
-        table.add_row(f"{o.cycles:,}", share, o.stage or "-", o.name, o.source or "-")
+        line = o.source.rpartition("/")[2]  # all of the path is in the JSON and the page
+        table.add_row(f"{o.cycles:,}", share, o.stage or "-", o.name, line or "-")
     rest = report.operators[most:]
     if rest:
         cycles = sum(o.cycles for o in rest)
