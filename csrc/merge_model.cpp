@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <vector>
 
@@ -106,9 +107,7 @@ Features features_of(const Form& form, int64_t merge) {
   return features;
 }
 
-}  // namespace
-
-MergeFactors choose_merge(const Form& form) {
+MergeFactors predict_merge(const Form& form) {
   static const std::array<MergeModel, 3> models{
       MergeModel(kForward), MergeModel(kInputGrad), MergeModel(kWeightGrad)};
   // One factor for all three: they share operands, and with another factor those have another layout.
@@ -131,6 +130,18 @@ MergeFactors choose_merge(const Form& form) {
     }
   }
   return {best[0], best[1], best[2]};
+}
+
+}  // namespace
+
+MergeFactors choose_merge(const Form& form) {
+  // A prediction takes four times as long as tracing, and a step is traced over and over.
+  thread_local std::map<Features, MergeFactors> known;
+  const auto [found, is_new] = known.try_emplace(features_of(form, form.groups));
+  if (is_new) {
+    found->second = predict_merge(form);
+  }
+  return found->second;
 }
 
 }  // namespace torch_convfix
