@@ -63,7 +63,6 @@ def test_refusals(target, specs, message):
         ["audit", "no_such_module:loss", "--device", "cpu"],
         ["audit", f"{HERE}:nothing", "--device", "cpu"],
         ["audit", f"{HERE}:loss", "--input", "2,3", "--device", "cpu"],
-        ["audit", f"{HERE}:loss", "--input", "2", "--device", "cpu", "--dtype", "float33"],
         ["audit", f"{HERE}:loss", "--input", "2", "--device", "cpuu"],
         ["tpu", f"{HERE}:loss", "--input", "2", "--topology", "v9"],
         ["tpu", "loss"],

@@ -1,5 +1,6 @@
 """What verify finds, and how it tells it."""
 
+import io
 import json
 import math
 import os
@@ -11,13 +12,16 @@ from random import Random
 import pytest
 import torch
 import wrong_kernels
+from rich.console import Console
 
+from torch_convfix import cli
 from torch_convfix.verify import check, conv_cases, tensor
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.derivatives import Call, all_stages
 from torch_convfix.verify.devices import Device
 from torch_convfix.verify.findings import Finding, Kind
-from torch_convfix.verify.report import Environment, Report
+from torch_convfix.verify.report import Comparison, Environment, Report, error_text
+from torch_convfix.verify.spelling import spell
 from torch_convfix.verify.sweep import run
 from torch_convfix.verify.workers import Death, Settings, worker
 
@@ -111,6 +115,13 @@ def test_a_line_of_the_report_repeats_the_case():
     assert outcome.fault() == "value"
 
 
+def test_a_line_spells_what_is_not_finite():
+    line = spell("norm", [torch.tensor([[1.0, -math.inf]]), -math.inf], {"p": (math.nan,)})
+    name, x, order, p = eval(f"({line.replace('p=', '')})", {"torch": torch})
+    assert (name, x.tolist(), order) == ("norm", [[1.0, -math.inf]], -math.inf)
+    assert math.isnan(p[0])
+
+
 class Killer:
     """A case that ends the process that runs it."""
 
@@ -186,6 +197,89 @@ def test_a_report_of_any_length(count: int):
     assert "<script>" not in page and "http-equiv" not in page  # escaped, and nothing is loaded
     assert page.count("<svg") == 1
     assert len(json.loads(report.to_json())["findings"]) == count
+
+
+def test_stock_beside_ours_in_every_form():
+    stock, ours = some_report(40), some_report(0)
+    ours.cases, ours.skipped = 109, {"nn.functional.dropout: random": 7}
+    longest = "nn.functional.binary_cross_entropy_with_logits"
+    stock.findings.append(Finding(longest, Kind.WRONG, "value", {"value": 33.0}, 1, "a line"))
+    both = Comparison(stock, ours)
+    assert both.ok and not Comparison(ours, stock).ok  # ours decides
+
+    console = Console(width=80, file=io.StringIO())  # as when piped
+    both.print(console)
+    text = console.file.getvalue()
+    names = [f.op.removeprefix("nn.functional.") for f in stock.findings]
+    assert all(f"│ {name} " in text for name in names)
+    assert "7 cases skipped, random ones of: nn.functional.dropout; 3 without numbers" in text
+
+    assert json.loads(both.to_json()) == {
+        "stock": json.loads(stock.to_json()), "ours": json.loads(ours.to_json())
+    }  # fmt: skip
+    page = both.to_html()
+    assert page.count("<svg") == page.count("<section>") == 2
+    assert page.count(f'<td class="op">{longest}</td>') == 2  # beside ours, and of stock's faults
+    assert stock.summary() in page and ours.summary() in page
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (math.inf, "not finite"), (0.0, "-"), (1e-3, "1e-03"), (0.43, "43%"), (33.2, "33 times"),
+        (2e6, "2e+06"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_few_characters(error: float, text: str):
+    assert error_text(error) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "foo"], "got foo"),
+        (["--device", "cpu", "--dtype", "float33"], "'float33'"),
+        (["--device", "cpu", "--only", "nothing"], "'nothing'"),
+    ],
+)
+def test_what_cannot_start_is_refused_in_a_sentence(options, said, capfd):
+    assert cli.main(["verify", *options]) == 2
+    err = capfd.readouterr().err
+    assert said in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("missing", "options"),
+    [(["expecttest"], []), (["numpy"], []), (["jinja2"], ["--html", "page"]), (["torch_xla", "torch_tpu"], [])],
+)  # fmt: skip
+def test_what_is_not_installed_is_named(missing, options, capsys, monkeypatch):
+    for package in missing:
+        monkeypatch.setitem(sys.modules, package, None)
+    assert cli.main(["verify", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(package in line for package in missing)
+
+
+def test_a_fault_of_a_sweep_is_not_taken_for_a_refusal(monkeypatch):
+    def raises(*args: object) -> None:
+        raise ValueError("of the sweep")
+
+    monkeypatch.setattr("torch_convfix.verify.sweep._in_workers", raises)
+    with pytest.raises(ValueError, match="of the sweep"):
+        cli.main(["verify", "--device", "cpu", "--only", "nn.functional.celu"])
+
+
+def test_the_command_compares_and_tells_its_progress(tmp_path, capfd):
+    page, report = tmp_path / "page.html", tmp_path / "report.json"
+    options = ["--device", "cpu", "--only", "nn.functional.celu", "--jobs", "1", "--compare"]
+    assert cli.main(["verify", *options, "--json", str(report), "--html", str(page)]) == 0
+    kernels = [r["environment"]["kernels"] for r in json.loads(report.read_text()).values()]
+    assert kernels == ["stock", "torch_convfix"]
+    assert page.read_text().count("<section>") == 2
+    out, err = capfd.readouterr()
+    assert "stock: no fault" in out and "ours: no fault" in out
+    assert "stock: 6 of 6 cases, nn.functional.celu" in err
+    assert "ours: 6 of 6 cases, nn.functional.celu" in err
 
 
 def test_a_sweep_that_compares_nothing_is_not_a_success():

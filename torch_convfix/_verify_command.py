@@ -1,25 +1,27 @@
 """Compare the operators of convolutional nets on a device with float64 on the CPU, at every order.
 
-Exit code 1 if any number is wrong, any call ends the process, or a convolution raises.
+All of it takes some ten minutes on two cores. Exit code 1 if any number is wrong, any call ends the
+process, or a convolution raises; with --compare, the exit code is that of ours. 2 if it cannot start.
 """
 
 import argparse
 import pathlib
+import sys
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from torch_convfix.verify.report import Report, error_text
-from torch_convfix.verify.sweep import run
+from torch_convfix._devices import default_device, is_installed
+
+if TYPE_CHECKING:
+    from torch_convfix.verify.report import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `torch_convfix.verify.run`, and where the report goes."""
     add = parser.add_argument
-    add(
-        "--device", default="xla", help="xla, cpu, cuda, tpu (traced if there is none) or a backend"
-    )
+    add("--device", help="xla, cpu, cuda, tpu (traced if there is none) or a backend; by default the installed stack's")  # fmt: skip
     add("--import", dest="imports", action="append", default=[], metavar="MODULE",
         help="a module to import first; may be repeated")  # fmt: skip
     add("--dtype", default="", help="of the inputs, as float32")
@@ -47,13 +49,28 @@ def main(args: argparse.Namespace) -> int:
     """Sweep, print and write the report."""
     options = dict(vars(args))
     json, html, compare, stock = (options.pop(n) for n in ("json", "html", "compare", "stock"))
-    console = Console()
-    before = _sweep(console, "stock", stock=True, **options) if compare else None
-    report = _sweep(console, "verify", stock=stock, **options)
-    if before:
-        console.print(_comparison(before, report))
-    else:
-        report.print(console)
+    if not (is_installed("expecttest") and is_installed("numpy")):
+        return _refuse("verify needs expecttest and numpy: pip install 'torch-convfix[verify]'")
+    if html and not (is_installed("jinja2") and is_installed("matplotlib")):
+        return _refuse("--html needs jinja2 and matplotlib: pip install 'torch-convfix[verify]'")
+    try:
+        options["device"] = options["device"] or default_device()
+    except ImportError as error:
+        return _refuse(error)
+    # Not before: it cannot be imported without numpy.
+    from torch_convfix.verify.report import Comparison
+    from torch_convfix.verify.sweep import CannotStart
+
+    report: Report | Comparison
+    try:
+        if compare:
+            before = _sweep("stock", stock=True, **options)
+            report = Comparison(before, _sweep("ours", stock=False, **options))
+        else:
+            report = _sweep("verify", stock=stock, **options)
+    except CannotStart as error:
+        return _refuse(error)
+    report.print(Console())
     if json:
         json.write_text(report.to_json())
     if html:
@@ -61,7 +78,21 @@ def main(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _sweep(console: Console, title: str, **options: object) -> Report:
+def _refuse(reason: object) -> int:
+    print(reason, file=sys.stderr)
+    return 2
+
+
+def _sweep(title: str, **options: object) -> "Report":
+    from torch_convfix.verify.sweep import run
+
+    def line(done: int, of: int, op: str) -> None:
+        if done * 10 // of > (done - 1) * 10 // of:  # each tenth
+            print(f"{title}: {done} of {of} cases, {op}", file=sys.stderr, flush=True)
+
+    console = Console(stderr=True)
+    if not console.is_terminal:  # where rich's bar would print nothing
+        return run(progress=line, **options)  # type: ignore[arg-type]
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[op]}"))  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, op="starting")
@@ -69,20 +100,3 @@ def _sweep(console: Console, title: str, **options: object) -> Report:
             progress=lambda done, of, op: bar.update(task, completed=done, total=of, op=op),
             **options,  # type: ignore[arg-type]
         )
-
-
-def _comparison(stock: Report, ours: Report) -> Table:
-    table = Table(title=f"stock: {stock.summary()}\nours: {ours.summary()}", title_justify="left")
-    for column in ("operator", "stock is wrong in", "by", "ours is wrong in", "by"):
-        table.add_column(column)
-    ops = dict.fromkeys(f.op for report in (stock, ours) for f in report.faults)
-    for op in ops:
-        cells = []
-        for report in (stock, ours):
-            own = [f for f in report.faults if f.op == op]
-            cells += [
-                "\n".join(f.what for f in own) or "-",
-                "\n".join(error_text(f.error) for f in own),
-            ]
-        table.add_row(op, *cells)
-    return table

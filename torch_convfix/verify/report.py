@@ -106,26 +106,39 @@ class Report:
         )
         return f"{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
 
+    def uncompared(self) -> str:
+        """One line: why not all cases were compared; empty if they were."""
+        skipped = sum(self.skipped.values())
+        random = sorted({n.split(":")[0] for n in self.skipped if n.endswith(": random")})
+        said = []
+        if skipped:
+            ops = f", random ones of: {', '.join(random)}" if random else ""
+            said.append(f"{skipped} cases skipped{ops}")
+        if rest := self.cases - self.compared - skipped:
+            said.append(f"{rest} without numbers: device or CPU raises, or the process ends")
+        return "; ".join(said)
+
     def print(self, console: Console) -> None:
         """The table, and beneath it the lines, unwrapped so that each can be copied."""
-
-        def say(text: str, style: str = "") -> None:
-            console.print(Text(text, style=style), soft_wrap=True)
-
         if self.faults:
             console.print(_table(self.faults))
-            say("\nTo see each, paste its line into Python:", "bold")
+        self.print_details(console)
+        _say(console, "\n" + self.summary(), "bold green" if self.ok else "bold red")
+
+    def print_details(self, console: Console) -> None:
+        """The lines beneath the table, but for the summary."""
+        if self.faults:
+            _say(console, "\nTo see each, paste its line into Python:", "bold")
             for f in self.faults:
-                say(f.line)
+                _say(console, f.line)
         if self.apart:
-            say("\nNot compared: a clear error on the device, or in tracing it", "bold")
+            _say(console, "\nNot compared: a clear error on the device, or in tracing it", "bold")
             for op, lines in _by_op(self.apart).items():
-                say(f"{op}: {lines}")
-        if self.skipped:
-            say("\n" + skipped_line(self.skipped))
+                _say(console, f"{op}: {lines}")
+        if uncompared := self.uncompared():
+            _say(console, "\n" + uncompared)
         for warning in self.warnings:
-            say(f"\nwarning: {warning}", "yellow")
-        say("\n" + self.summary(), "bold green" if self.ok else "bold red")
+            _say(console, f"\nwarning: {warning}", "yellow")
 
     def __str__(self) -> str:
         console = Console(width=120, file=io.StringIO(), force_terminal=False)
@@ -142,29 +155,81 @@ class Report:
 
     def to_json(self) -> str:
         """Everything, as JSON; an infinite error is the string ``"inf"``."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {k: plain(v) for k, v in value.items()}
-            if isinstance(value, list):
-                return [plain(v) for v in value]
-            return "inf" if value == float("inf") else value
-
-        return json.dumps(plain(self.to_dict()), indent=2, allow_nan=False)
+        return _json(self.to_dict())
 
     def to_html(self) -> str:
         """One self-contained page: the faults, the chart of errors and the environment."""
-        import jinja2
+        return _page([self])
 
-        template = importlib.resources.files(__package__).joinpath("report.html.j2").read_text()
-        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.filters["error"] = error_text
-        return environment.from_string(template).render(
-            report=self,
-            chart=error_chart(self.errors, self.faults),
-            command=" ".join(["torch-convfix", *sys.argv[1:]]),
-            skipped=skipped_line(self.skipped),
-        )
+
+@dataclass(frozen=True)
+class Comparison:
+    """The device's own kernels beside ours. `print` it; `ok` says whether ours are right."""
+
+    stock: Report
+    ours: Report
+
+    @property
+    def ok(self) -> bool:
+        """Whether ours are right."""
+        return self.ours.ok
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each operator that either gets wrong, and how stock does and ours do, a line a fault."""
+        both = (self.stock, self.ours)
+        ops = dict.fromkeys(f.op for report in both for f in report.faults)
+        return [(op, _faults_of(self.stock, op), _faults_of(self.ours, op)) for op in ops]
+
+    def print(self, console: Console) -> None:
+        """Both in one table, and beneath it the lines of ours."""
+        table = Table()
+        table.add_column("operator", no_wrap=True)
+        table.add_column("stock is wrong in")
+        table.add_column("ours is wrong in")
+        for op, *faults in self.rows:
+            table.add_row(op.removeprefix("nn.functional."), *faults)
+        if table.row_count:
+            console.print(table)
+        self.ours.print_details(console)
+        _say(console, "")
+        for name, report in (("stock", self.stock), ("ours", self.ours)):
+            _say(console, f"{name}: {report.summary()}", "bold green" if report.ok else "bold red")
+
+    def to_json(self) -> str:
+        """Both reports, as JSON."""
+        return _json({"stock": self.stock.to_dict(), "ours": self.ours.to_dict()})
+
+    def to_html(self) -> str:
+        """One self-contained page: the table, and a section for each report."""
+        return _page([self.stock, self.ours], self.rows)
+
+
+def _json(value: dict[str, Any]) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [plain(v) for v in value]
+        return "inf" if value == float("inf") else value
+
+    return json.dumps(plain(value), indent=2, allow_nan=False)
+
+
+def _page(reports: Sequence[Report], rows: Sequence[tuple[str, str, str]] | None = None) -> str:
+    import jinja2
+
+    template = importlib.resources.files(__package__).joinpath("report.html.j2").read_text()
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["error"] = error_text
+    environment.filters["chart"] = lambda report: error_chart(report.errors, report.faults)
+    return environment.from_string(template).render(
+        reports=reports, rows=rows, command=" ".join(["torch-convfix", *sys.argv[1:]])
+    )
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def error_text(error: float) -> str:
@@ -173,14 +238,9 @@ def error_text(error: float) -> str:
         return "not finite"
     if error == 0:
         return "-"
+    if 10 <= error < 1e6:
+        return f"{error:.0f} times"
     return f"{error:.0%}" if 0.01 <= error < 10 else f"{error:.0e}"
-
-
-def skipped_line(skipped: dict[str, int]) -> str:
-    """How many were skipped, and which operators are random."""
-    random = sorted({name.split(":")[0] for name in skipped if name.endswith(": random")})
-    said = f"{sum(skipped.values())} cases skipped"
-    return said + (f", random ones of: {', '.join(random)}" if random else "")
 
 
 def _by_op(findings: Sequence[Finding]) -> dict[str, str]:
@@ -199,6 +259,16 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column("worst error", justify="right")
     table.add_column("cases", justify="right")
     for f in findings:
-        what = f"{f.kind.value}: {f.what}" if f.kind is Kind.CRASH else f.what
-        table.add_row(f.op.removeprefix("nn.functional."), what, error_text(f.error), str(f.cases))
+        op = f.op.removeprefix("nn.functional.")
+        table.add_row(op, _what(f), error_text(f.error), str(f.cases))
     return table
+
+
+def _what(f: Finding) -> str:
+    return f"{f.kind.value}: {f.what}" if f.kind is Kind.CRASH else f.what
+
+
+def _faults_of(report: Report, op: str) -> str:
+    faults = [f for f in report.faults if f.op == op]
+    said = (f"{_what(f)}: {error_text(f.error)}" if f.error else _what(f) for f in faults)
+    return "\n".join(said) or "-"

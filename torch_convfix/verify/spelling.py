@@ -1,5 +1,6 @@
 """Inputs that can be written down in a line of Python."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ def _spell(value: Any) -> str:
         return f"({', '.join(map(_spell, value))}{',' * (len(value) == 1)})"
     if isinstance(value, list):
         return f"[{', '.join(map(_spell, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
     return repr(value)
 
 
@@ -65,5 +68,5 @@ def _spell_tensor(t: Tensor) -> str:
     if t.numel() == 0:
         literal = f"torch.empty({list(t.shape)}, dtype={t.dtype}"
     else:
-        literal = f"torch.tensor({t.detach().tolist()}, dtype={t.dtype}"
+        literal = f"torch.tensor({_spell(t.detach().tolist())}, dtype={t.dtype}"
     return literal + (", requires_grad=True)" if t.requires_grad else ")")

@@ -5,7 +5,7 @@ import os
 import queue
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from torch_convfix.verify import conv_cases
-from torch_convfix.verify.compare import Outcome
+from torch_convfix.verify.compare import TOLERANCES, Outcome
 from torch_convfix.verify.conv_cases import ConvCase
 from torch_convfix.verify.findings import Finding, Kind
 from torch_convfix.verify.op_cases import OpCase, op_cases
@@ -26,8 +26,13 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Progress = Callable[[int, int, str], None]  # done, of how many, the operator
 
+_DTYPES = [str(dtype).removeprefix("torch.") for dtype in TOLERANCES]
 _TIMEOUT = 180.0  # seconds a case may take
 _MOST_DEATHS_TO_SHRINK = 4  # each costs a start of the process
+
+
+class CannotStart(ValueError):
+    """What keeps a sweep from starting, in one sentence; never a fault that it finds."""
 
 
 def run(
@@ -62,12 +67,17 @@ def run(
         jobs: processes at a time; by default as many as there are CPUs, at most 4.
         timeout: seconds a case may take.
         progress: called after each case.
+
+    Raises:
+        CannotStart: a ValueError; for an unknown device or dtype, a device that does not start, or
+            a pattern that no operator has.
     """
+    _check_arguments(device, dtype, all_ops, only)
     settings = Settings(device, dtype, orders, stock, tolerance, tuple(imports))
     jobs = jobs or min(os.cpu_count() or 1, 4)
     with worker(settings, timeout) as first:
-        ready = first.start()
-        todo = _cases(ready, cases, seed, all_ops, only)
+        ready = _start(first, device)
+        todo = list(_cases(ready.dtype, cases, seed, all_ops, only))
         count = itertools.count(1)
 
         def run_case(own: Worker, case: Case) -> tuple[Case, Result]:
@@ -79,14 +89,34 @@ def run(
     return _Reporter(settings, ready, jobs, timeout).report(results)
 
 
-def _cases(ready: Ready, count: int, seed: int, all_ops: bool, only: str) -> list[Case]:
+def _check_arguments(device: str, dtype: str, all_ops: bool, only: str) -> None:
+    if dtype and dtype not in _DTYPES:
+        raise CannotStart(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CannotStart("device 'cuda' is not available here")
+    if not any(_cases(dtype or "float32", 0, 0, all_ops, only)):
+        raise CannotStart(
+            f"only must match an operator, as 'nn.functional.*pool*' does, got {only!r}; "
+            "with --all (all_ops), any operator of PyTorch's database"
+        )
+
+
+def _start(first: Worker, device: str) -> Ready:
+    try:
+        return first.start()
+    except RuntimeError as error:
+        last = str(error).splitlines()[-1]  # of a traceback, what was raised
+        raise CannotStart(f"device {device!r} did not start: {last}") from error
+
+
+def _cases(dtype: str, count: int, seed: int, all_ops: bool, only: str) -> Iterator[Case]:
     drawn = random.Random(seed)
-    every: list[Case] = [
-        *conv_cases.declared(),
-        *(conv_cases.draw(drawn) for _ in range(count)),
-        *op_cases(getattr(torch, ready.dtype), all_ops=all_ops),
-    ]
-    return [case for case in every if fnmatchcase(case.op, only)]
+    every: Iterator[Case] = itertools.chain(
+        conv_cases.declared(),
+        (conv_cases.draw(drawn) for _ in range(count)),
+        op_cases(getattr(torch, dtype), all_ops=all_ops),
+    )
+    return (case for case in every if fnmatchcase(case.op, only))
 
 
 def _in_workers(
