@@ -260,6 +260,7 @@ def test_what_is_not_installed_is_named(missing, options, capsys, monkeypatch):
     assert all(package in line for package in missing)
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_sweep_is_not_taken_for_a_refusal(monkeypatch):
     def raises(*args: object) -> None:
         raise ValueError("of the sweep")
@@ -269,6 +270,7 @@ def test_a_fault_of_a_sweep_is_not_taken_for_a_refusal(monkeypatch):
         cli.main(["verify", "--device", "cpu", "--only", "nn.functional.celu"])
 
 
+@pytest.mark.slow
 def test_the_command_compares_and_tells_its_progress(tmp_path, capfd):
     page, report = tmp_path / "page.html", tmp_path / "report.json"
     options = ["--device", "cpu", "--only", "nn.functional.celu", "--jobs", "1", "--compare"]

@@ -4,6 +4,7 @@ import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -184,13 +185,17 @@ def _numel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return sum(t.numel() for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
 
 
-def op_cases(dtype: torch.dtype, *, all_ops: bool = False, most: int = 8) -> Iterator[OpCase]:
+def op_cases(
+    dtype: torch.dtype, *, all_ops: bool = False, only: str = "*", most: int = 8
+) -> Iterator[OpCase]:
     """At most ``most`` samples an operator, each with an argument that no earlier one has."""
     for op, samples in _own_samples().items():
+        if not fnmatchcase(op, only):
+            continue
         for i, (_, args, kwargs) in enumerate(samples):
             yield OpCase(op, "ours", i, _numel(args, kwargs))
     for info in _database():
-        if not all_ops and info.name not in CONV_NET_OPS:
+        if not fnmatchcase(info.name, only) or not (all_ops or info.name in CONV_NET_OPS):
             continue
         if dtype not in info.dtypes or info.name.startswith(_UNINITIALIZED):
             continue

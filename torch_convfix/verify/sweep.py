@@ -111,12 +111,11 @@ def _start(first: Worker, device: str) -> Ready:
 
 def _cases(dtype: str, count: int, seed: int, all_ops: bool, only: str) -> Iterator[Case]:
     drawn = random.Random(seed)
-    every: Iterator[Case] = itertools.chain(
-        conv_cases.declared(),
-        (conv_cases.draw(drawn) for _ in range(count)),
-        op_cases(getattr(torch, dtype), all_ops=all_ops),
+    convolutions = [*conv_cases.declared(), *(conv_cases.draw(drawn) for _ in range(count))]
+    return itertools.chain(
+        (case for case in convolutions if fnmatchcase(case.op, only)),
+        op_cases(getattr(torch, dtype), all_ops=all_ops, only=only),
     )
-    return (case for case in every if fnmatchcase(case.op, only))
 
 
 def _in_workers(
