@@ -1,5 +1,7 @@
 """What commands are pointed at: functions by name, inputs by spec, modules as functions of tensors."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,9 @@ from torch.func import functional_call
 
 from torch_convfix import _target, cli, tpu
 from torch_convfix.verify.audit import audit
+from torch_convfix.verify.compare import compare, worst_error
+from torch_convfix.verify.derivatives import Call
+from torch_convfix.verify.devices import Device
 
 HERE = __file__
 
@@ -94,16 +99,124 @@ def inner_step(net, x):
 
 def test_a_module_is_a_function_of_its_parameters():
     net, x = Tied().double(), torch.rand(2, 3, dtype=torch.float64)
-    function, (own, (state, given)) = _target.as_function(inner_step, [net, x])
-    assert own == {} and given is x and set(state) == dict(net.named_parameters()).keys()
-    twice = {k: t.detach() * 2 for k, t in state.items()}
-    got = function((own, [{k: t.requires_grad_() for k, t in twice.items()}, x]))
+    function, (state, of_fn, given) = _target.as_function(inner_step, [net, x])
+    assert of_fn is inner_step and given is x
+    assert set(state) == dict(net.named_parameters()).keys()
+    twice = {k: (t.detach() * 2).requires_grad_() for k, t in state.items()}
+    got = function([twice, inner_step, x])
     other = Tied().double()
     other.load_state_dict(twice, strict=False)
     torch.testing.assert_close(got, inner_step(other, x))
     gradients = torch.autograd.grad(got, list(twice.values()))
     want = torch.autograd.grad(inner_step(other, x), list(other.parameters()))
     torch.testing.assert_close(list(gradients), list(want))
+
+
+def by_state_dict(net, x):
+    return functional_call(net, {k: 2 * v for k, v in net.state_dict(keep_vars=True).items()}, (x,))
+
+
+def by_slice(net, x):
+    return net(x).sum() + sum(p.square().sum() for p in net[:2].parameters())
+
+
+def by_buffers(net, x):
+    net.train()(x)
+    return net(x).sum() + sum(b.double().sum() for b in net.buffers())
+
+
+def parametrized():
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    return nn.Sequential(first, nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))).eval()
+
+
+@pytest.mark.parametrize(
+    ("fn", "net"),
+    [
+        (by_state_dict, nn.Sequential(nn.Linear(3, 3))),
+        (by_slice, nn.Sequential(nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 1))),
+        (by_buffers, nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))),
+        (lambda net, x: net(x), parametrized()),
+        (lambda nets, x: nets["b"](nets["a"](x)), {"a": nn.Linear(3, 3), "b": Tied()}),
+    ],
+)
+def test_what_a_step_reaches_of_its_module(fn, net):
+    net = copy.deepcopy(net)
+    parts = list(net.values()) if isinstance(net, dict) else [net]
+    parameters = [p for part in parts for p in part.parameters()]
+    x = torch.rand(4, 3)
+    function, states = _target.as_function(fn, [net, x])
+    before = [t.clone() for part in parts for t in part.buffers()]
+    got = function(states)
+    torch.testing.assert_close([t for part in parts for t in part.buffers()], before)
+    gradients = torch.autograd.grad(got.sum(), parameters)
+    want = fn(net, x)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(gradients, torch.autograd.grad(want.sum(), parameters))
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "said"),
+    [
+        (lambda x: None, [torch.rand(2)], "not compared: it returns no tensor"),
+        (lambda x: (_ for _ in ()).throw(KeyError("no")), [torch.rand(2)], "the CPU refuses it"),
+        (lambda x: x * weight, [torch.rand(2)], "derivatives by 1 tensors"),
+        (torch.rand_like, [torch.rand(2)], "not compared: random"),
+    ],
+)
+def test_audit_is_not_ok_where_nothing_was_compared(fn, inputs, said):
+    report = audit(fn, *inputs, device="cpu")
+    assert not report.ok and said in str(report)
+
+
+weight = torch.rand(2, requires_grad=True)
+
+
+class Dropped(torch.autograd.Function):
+    """z^3 whose second derivative is dropped."""
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z**3
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (z,) = ctx.saved_tensors
+        return grad_output * (3 * z.detach() ** 2).conj()
+
+
+def test_second_derivatives_of_complex_inputs_are_compared():
+    z = torch.randn(3, dtype=torch.complex64)
+    wrong = compare(
+        Call(Dropped.apply, (z.requires_grad_(),), reference=lambda z: z**3),
+        Device("cpu"),
+        ["value", "order 1", "order 2"],
+        torch.float64,
+    )
+    assert list(wrong.wrong) == ["order 2"]
+
+
+def test_a_difference_from_zero_is_infinite():
+    assert worst_error({"y": torch.ones(2)}, {"y": torch.zeros(2)}, 0.0)[0] == float("inf")
+
+
+def test_an_audited_function_may_work_in_place():
+    assert audit(lambda x: x.mul_(2).exp(), torch.rand(3), device="cpu").ok
+
+
+def test_a_file_with_a_dataclass(tmp_path):
+    file = tmp_path / "torch.py"  # which must not hide torch
+    lines = ["from __future__ import annotations", "import dataclasses, torch"]
+    lines += [
+        "@dataclasses.dataclass",
+        "class A:",
+        "    n: int",
+        "def job(): return abs, torch.rand(2)",
+    ]
+    file.write_text("\n".join(lines))
+    _, (x,) = _target.resolve(f"{file}:job", ())
+    assert isinstance(x, torch.Tensor)
 
 
 def test_audit_differentiates_the_inputs_where_nothing_requires_a_gradient():
@@ -116,7 +229,18 @@ def test_audit_differentiates_the_inputs_where_nothing_requires_a_gradient():
 def test_tpu_compiles_a_module():
     pytest.importorskip("jax")
     pytest.importorskip("libtpu")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    assert tpu.compile(net, torch.rand(2, 3, 8, 8)).convolutions == 1
     report = tpu.compile(nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8))
     assert report.convolutions == 1 and report.name == "Conv2d"
     step = tpu.compile(inner_step, Tied(), torch.rand(2, 3))
     assert step.cycles > 0 and step.name == "inner_step"
+
+    def nested(x, w, scale):
+        y = torch.conv2d(x, w).square().sum() * scale
+        return y, {"gradients": torch.autograd.grad(y, [x, w])}
+
+    inputs = [torch.rand(s, requires_grad=True) for s in ((2, 3, 8, 8), (4, 3, 3, 3))]
+    assert tpu.compile(nested, *inputs, 2.0).convolutions == 3
+    with pytest.raises(ValueError, match="fn must return tensors, got float without any"):
+        tpu.compile(lambda x: 1.0, torch.rand(2))

@@ -1,6 +1,6 @@
 """Compare your own model or loss on a device with float64 on the CPU, and name the call to blame.
 
-Exit code 1 if any number is wrong.
+Exit code 1 if any number is wrong, or was not compared.
 """
 
 import argparse
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", help=_target.HELP)
     add("--input", action="append", default=[], metavar="SHAPE[:DTYPE]", help=_target.INPUT_HELP)
     add("--device", help="as for verify; by default that of the stack that is installed")
-    add("--order", type=int, default=2, help="highest order")
+    add("--order", type=int, choices=range(6), default=2, help="highest order")
     add("--stock", action="store_true", help="with the device's own kernels")
     add("--dtype", choices=("float64", "float32", "float16", "bfloat16"), help="on the device")
     add("--tolerance", type=float, help="relative error from which a result is wrong")

@@ -1,17 +1,17 @@
 """What a command is pointed at: a function by name, its inputs, and modules as functions of tensors."""
 
-import copy
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 HELP = (
     "module:function or file.py:function. With --input a function of these inputs; without, a function "
@@ -33,18 +33,20 @@ def _load(target: str) -> Callable[..., Any]:
     check_name(target)
     name, _, function = target.rpartition(":")
     if name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        # A name of its own: a script may be called like a module that it imports.
+        spec = importlib.util.spec_from_file_location(f"_target_{Path(name).stem}", name)
         assert spec is not None and spec.loader is not None
         # As `python file.py` does: a script imports its neighbours.
         sys.path.insert(0, str(Path(name).resolve().parent))
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())
         module = importlib.import_module(name)
-    if not hasattr(module, function):
+    found = getattr(module, function, None)
+    if not callable(found):
         raise ValueError(f"target must name a function of {name}, got {target!r}")
-    return getattr(module, function)
+    return found
 
 
 def parse_input(text: str) -> Tensor:
@@ -89,7 +91,7 @@ def resolve(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], tupl
 
 def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(getattr(function, "forward", function))
     except ValueError:  # a builtin
         return
     try:
@@ -100,42 +102,41 @@ def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]
 
 def as_function(
     fn: Callable[..., Any], inputs: Sequence[Any]
-) -> tuple[Callable[[Any], Any], tuple[Any, list[Any]]]:
+) -> tuple[Callable[[Any], Any], list[Any]]:
     """``fn(*inputs)`` as a function of tensors alone: a module becomes its parameters and buffers."""
+    parts, spec = pytree.tree_flatten((fn, list(inputs)))
+    modules = {id(part): part for part in parts if isinstance(part, nn.Module)}
 
-    def bound(part: Any, state: Any) -> Any:
-        if not isinstance(part, nn.Module):
-            return state
-        return _bind(part, {id(t): state[name] for name, t in _state(part).items()})
+    def function(states: Sequence[Any]) -> Any:
+        of: dict[int, Tensor] = {}
+        for module, state in zip(modules.values(), states[: len(modules)], strict=True):
+            for name, t in _state(module).items():
+                # A buffer may be written to, and what was given must stay.
+                of[id(t)] = state[name] if t.requires_grad else state[name].clone()
+        others, bound = iter(states[len(modules) :]), dict[int, nn.Module]()
+        leaves = [
+            _bind(part, of, bound) if isinstance(part, nn.Module) else next(others)
+            for part in parts
+        ]
+        fn, given = pytree.tree_unflatten(leaves, spec)
+        return fn(*given)
 
-    def function(tensors: Any) -> Any:
-        own, states = tensors
-        given = [bound(part, state) for part, state in zip(inputs, states, strict=True)]
-        return (bound(fn, own) if isinstance(fn, nn.Module) else fn)(*given)
-
-    return function, (_state(fn) if isinstance(fn, nn.Module) else {}, list(map(_state, inputs)))
+    others = [part for part in parts if not isinstance(part, nn.Module)]
+    return function, [*map(_state, modules.values()), *others]
 
 
-def _state(part: Any) -> Any:
-    if not isinstance(part, nn.Module):
-        return part
-    return dict([*part.named_parameters(), *part.named_buffers()])
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    return dict([*module.named_parameters(), *module.named_buffers()])
 
 
-def _bind(module: nn.Module, of: Mapping[int, Tensor]) -> nn.Module:
-    """A copy of the module with another tensor for each of its own, by their ids."""
-    bound = copy.copy(module)
-    bound._parameters, bound._buffers = {}, {}
-    bound._modules = {name: m and _bind(m, of) for name, m in module._modules.items()}
-    for name, t in (*module._parameters.items(), *module._buffers.items()):
-        object.__setattr__(bound, name, None if t is None else of[id(t)])
-
-    def named_parameters(*args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        return ((name, of[id(t)]) for name, t in module.named_parameters(*args, **kwargs))
-
-    def parameters(recurse: bool = True) -> Iterator[Tensor]:
-        return (of[id(t)] for t in module.parameters(recurse))
-
-    object.__setattr__(bound, "named_parameters", named_parameters)
-    object.__setattr__(bound, "parameters", parameters)
-    return bound
+def _bind(module: nn.Module, of: Mapping[int, Tensor], bound: dict[int, nn.Module]) -> nn.Module:
+    """A copy of the module with another tensor for each of its own, by their ids, and so within."""
+    if id(module) not in bound:
+        # Not by copy.copy: a parametrized module refuses it.
+        own = bound[id(module)] = module.__new__(type(module))
+        own.__dict__ = dict(module.__dict__)
+        own._modules = {n: m and _bind(m, of, bound) for n, m in module._modules.items()}
+        for name in ("_parameters", "_buffers"):
+            tensors = getattr(module, name).items()
+            setattr(own, name, {n: t if t is None else of[id(t)] for n, t in tensors})
+    return bound[id(module)]

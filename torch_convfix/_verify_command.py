@@ -53,6 +53,9 @@ def main(args: argparse.Namespace) -> int:
         return _refuse("verify needs expecttest and numpy: pip install 'torch-convfix[verify]'")
     if html and not (is_installed("jinja2") and is_installed("matplotlib")):
         return _refuse("--html needs jinja2 and matplotlib: pip install 'torch-convfix[verify]'")
+    for path in filter(None, (json, html)):
+        if not path.absolute().parent.is_dir():
+            return _refuse(f"no folder for {path}")
     try:
         options["device"] = options["device"] or default_device()
     except ImportError as error:

@@ -43,11 +43,10 @@ def trace(
 
     def step(*args: Tensor) -> Sequence[Any]:
         result = fn(*args)
-        if not isinstance(result, (Tensor, Sequence)):
-            raise ValueError(
-                f"fn must return a tensor or a sequence of them, got {type(result).__name__}"
-            )
-        return [result] if isinstance(result, Tensor) else result
+        tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        if not tensors:
+            raise ValueError(f"fn must return tensors, got {type(result).__name__} without any")
+        return tensors
 
     device = _DEVICES[stack]
     chosen: contextlib.AbstractContextManager[None] = (
@@ -88,10 +87,11 @@ def compile(
     """Compile ``fn(*inputs)`` for a TPU that need not be there, and say what it costs.
 
     Args:
-        fn: a module, or a function of tensors and modules, that returns a tensor or a sequence of
-            them, for example the gradients of a penalty on gradients. All that it computes with must
-            come in by ``inputs``: what it closes over is on another device.
-        inputs: on CPU. Only shapes, dtypes and ``requires_grad`` of tensors and parameters matter.
+        fn: a module, or a function of tensors and modules, that returns tensors, for example the
+            gradients of a penalty on gradients. All that it computes with must come in by ``inputs``:
+            what it closes over is on another device.
+        inputs: on CPU, tensors, modules, and lists and dictionaries of them. Only shapes, dtypes and
+            ``requires_grad`` of tensors and parameters matter.
         topology: ``v2``, ``v3``, ``v4``, ``v5e``, ``v5p``, ``v6e``, ``v7``, or a name of the
             compiler's own such as ``v5e:2x2``. One device of it is compiled for.
         stack: ``"torch_xla"``, ``"torch_tpu"``, or ``"jax"`` for a function of JAX arrays. By
@@ -106,12 +106,17 @@ def compile(
     """
     stack = stack or default_stack()
     _compiler.check(topology)
-    function, tensors = _target.as_function(fn, inputs)
-    leaves, spec = pytree.tree_flatten(tensors)
+    function, states = _target.as_function(fn, inputs)
+    leaves, spec = pytree.tree_flatten(states)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def call(*given: Any) -> Any:
+        of = iter(given)
+        own = [next(of) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return function(pytree.tree_unflatten(own, spec))
+
     start = time.perf_counter()
-    stablehlo, origins = trace(
-        lambda *given: function(pytree.tree_unflatten(given, spec)), leaves, stack, kernels
-    )
+    stablehlo, origins = trace(call, tensors, stack, kernels)
     seconds = time.perf_counter() - start
     return report.make_report(
         *_compiler.compile_stablehlo(stablehlo, topology),

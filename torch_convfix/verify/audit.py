@@ -1,5 +1,6 @@
 """Compare a whole model or loss on a device with float64 on the CPU, and name the call to blame."""
 
+import contextlib
 import functools
 import traceback
 import warnings
@@ -61,11 +62,13 @@ class AuditReport:
     stages: list[str]  # that were asked for
     calls: int = 0
     blamed: list[Blame] = field(default_factory=list)
+    outside: int = 0  # tensors that it differentiates and that are not among the inputs
 
     @property
     def ok(self) -> bool:
-        """Whether every order that was asked for agrees."""
-        return not (self.outcome.wrong or self.outcome.raised or self.blamed)
+        """Whether something was compared, nothing was left out, and all agrees."""
+        wrong = self.outcome.wrong or self.outcome.raised or self.blamed
+        return bool(self.outcome.errors) and not (wrong or self.outside)
 
     def __str__(self) -> str:
         lines = []
@@ -83,8 +86,13 @@ class AuditReport:
                 s for s in self.stages if s not in {**self.outcome.errors, **self.outcome.refused}
             ]
             lines += [f"{s}: nothing to compare, no input can be differentiated" for s in left]
+        if self.outside:
+            lines.append(
+                f"not compared: derivatives by {self.outside} tensors that require a gradient and are "
+                "not among the inputs"
+            )
         lines += [f"to blame: {blame}" for blame in self.blamed]
-        if not self.ok and not self.blamed:
+        if (self.outcome.wrong or self.outcome.raised) and not self.blamed:
             lines.append(f"none of its {self.calls} calls is wrong alone")
         return "\n".join(lines)
 
@@ -101,10 +109,12 @@ def audit(
     """Compare value and derivatives of ``fn(*inputs)`` on a device with float64 on the CPU.
 
     Args:
-        fn: a module, or a function of tensors and modules. All that it computes with must come in by
-            ``inputs``: what it closes over stays where it is.
-        inputs: on the CPU. The parameters of modules are differentiated, and the tensors that require
-            a gradient; where nothing does, all floating-point tensors are.
+        fn: a module, or a function of tensors and modules, that returns tensors. All that it computes
+            with must come in by ``inputs``: what it closes over stays where it is. It is given copies:
+            gradients come from `torch.autograd.grad`, not from ``.grad``.
+        inputs: on the CPU, tensors, modules, and lists and dictionaries of them. The parameters of
+            modules are differentiated, and the tensors that require a gradient; where nothing does,
+            all floating-point tensors are.
         device: as in `torch_convfix.verify.run`.
         order: the highest order of derivatives.
         stock: run with the device's own kernels in place of ours.
@@ -125,10 +135,21 @@ def audit(
         warnings.simplefilter("ignore")
         recorder = _Recorder()
         in_float64 = pytree.tree_map_only(Tensor, _double, tensors)
-        with recorder, mock.patch.object(torch.autograd.Function, "apply", recorder.apply):
-            function(in_float64)
+        copies = pytree.tree_map_only(Tensor, Tensor.clone, in_float64)
+        outside = 0
+        with (
+            contextlib.suppress(Exception),  # `compare` meets it again, and says so
+            recorder,
+            mock.patch.object(torch.autograd.Function, "apply", recorder.apply),
+        ):
+            outside = _outside(function(copies), in_float64)
         outcome = compare(Call(function, (tensors,)), where, stages, dtype, tolerance, size=0.0)
-        report = AuditReport(device, outcome, stages, len(recorder.calls))
+        if any("device_ready_queues_" in line for line in outcome.raised.values()):
+            raise RuntimeError(
+                f"audit on {device!r} after a backward on the CPU: the autograd engine counts the devices "
+                "at the first backward of the process; touch the device before it"
+            )
+        report = AuditReport(device, outcome, stages, len(recorder.calls), outside=outside)
         inner = recorder.differentiates
         replayed = [order_stage(i) for i in range(order + inner + 1)]
         for call in recorder.calls:
@@ -194,7 +215,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _keep(t: Tensor) -> Tensor:
-    return t.detach().clone().requires_grad_(t.requires_grad and t.is_floating_point())
+    return t.detach().clone().requires_grad_(t.requires_grad)
 
 
 def _caller() -> str:
@@ -214,12 +235,31 @@ def _differentiated(tensors: Any) -> Any:
     if any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(tensors)):
         return tensors
     return pytree.tree_map_only(
-        Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), tensors
+        Tensor,
+        lambda t: t.detach().requires_grad_(t.is_floating_point() or t.is_complex()),
+        tensors,
     )
+
+
+def _outside(results: Any, inputs: Any) -> int:
+    """How many leaves of the results' graph are not among the inputs."""
+    given = {id(t) for t in pytree.tree_leaves(inputs)}
+    todo: list[Any] = [t.grad_fn for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]
+    seen: set[Any] = {None}
+    found: set[int] = set()
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            found |= {id(leaf)} - given if leaf is not None else set()
+            todo += [n for n, _ in node.next_functions]
+    return len(found)
 
 
 def _double(t: Tensor) -> Tensor:
     dtype = torch.float64 if t.is_floating_point() else t.dtype
+    dtype = torch.complex128 if t.is_complex() else dtype
     return t.detach().to(dtype, copy=True).requires_grad_(t.requires_grad)
 
 

@@ -70,7 +70,11 @@ class Program:
         outputs = [
             t for t in pytree.tree_leaves(self._fn(*args, **kwargs)) if isinstance(t, Tensor)
         ]
-        return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in outputs]
+        return list(map(_real, outputs))
+
+
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def random_like(seed: int, like: Tensor) -> Tensor:
@@ -170,7 +174,7 @@ def _orders(
                 allow_unused=True,
             )
         results = {
-            name: torch.zeros_like(v) if g is None else g
+            name: _real(torch.zeros_like(v) if g is None else g)
             for (name, v), g in zip(variables.items(), gradients, strict=True)
         }
         yield order_stage(order), {name: g.detach() for name, g in results.items()}

@@ -73,6 +73,9 @@ def run(
             a pattern that no operator has.
     """
     _check_arguments(device, dtype, all_ops, only)
+    for name, value, least in (("cases", cases, 0), ("orders", orders, 0), ("jobs", jobs or 1, 1)):
+        if value < least:
+            raise CannotStart(f"{name} must be at least {least}, got {value}")
     settings = Settings(device, dtype, orders, stock, tolerance, tuple(imports))
     jobs = jobs or min(os.cpu_count() or 1, 4)
     with worker(settings, timeout) as first:
