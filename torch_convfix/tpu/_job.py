@@ -71,15 +71,13 @@ def run(
                 used = psutil.Process(child.pid)
                 while child.poll() is None:
                     time.sleep(0.1)
-                    seconds = time.monotonic() - start
-                    if limit is not None and seconds > limit:
+                    if limit is not None and time.monotonic() - start > limit:
                         return job.failure(f"not done within the limit of {limit:g} s")
                     if cpu_limit is not None and sum(used.cpu_times()[:2]) > cpu_limit:
                         return job.failure(f"not done within the limit of {cpu_limit:g} CPU s")
                     if memory is not None and used.memory_info().rss > memory:
                         return job.failure(
-                            f"stopped at the limit of {memory / 2**30:g} GiB of memory, after "
-                            f"{seconds:.0f} s"
+                            f"stopped at the limit of {memory / 2**30:g} GiB of memory"
                         )
             finally:
                 child.kill()
