@@ -117,9 +117,13 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _wall_times(times: WallTimes) -> str:
     columns = ("rounds", "stock_ms", "ours_ms", "jax_ms", "ratio")
-    rows = [[row["row"], *(f"{row[c]:.3g}" if c in row else "" for c in columns)] for row in times]
+    rows = [[row["row"], *(_digits(row[c]) if c in row else "" for c in columns)] for row in times]
     return _markdown(["", "rounds", "stock, ms", "ours, ms", "JAX, ms", "stock / ours"], rows, 1)
 
 
