@@ -3,7 +3,8 @@
     python bench/overhead.py
 
 Tracing: microseconds a call on XLA, without and with in turn, median of rounds; nothing is executed
-inside the timed part. `merge` is what it costs to predict that merging groups is not worth it. Import: seconds beyond torch and the installed stacks, in fresh processes.
+inside the timed part. `merge` is what it costs to predict that merging groups is not worth it.
+Import: seconds beyond torch and the installed stacks, in fresh processes.
 """
 
 import statistics

@@ -99,11 +99,12 @@ def inner_step(net, x):
 
 def test_a_module_is_a_function_of_its_parameters():
     net, x = Tied().double(), torch.rand(2, 3, dtype=torch.float64)
-    function, (state, of_fn, given) = _target.as_function(inner_step, [net, x])
-    assert of_fn is inner_step and given is x
-    assert set(state) == dict(net.named_parameters()).keys()
-    twice = {k: (t.detach() * 2).requires_grad_() for k, t in state.items()}
-    got = function([twice, inner_step, x])
+    function, (*state, given) = _target.as_function(inner_step, [net, x])
+    named = dict(net.named_parameters())
+    assert given is x
+    assert list(map(id, state)) == list(map(id, named.values()))
+    twice = {k: (t.detach() * 2).requires_grad_() for k, t in named.items()}
+    got = function([*twice.values(), x])
     other = Tied().double()
     other.load_state_dict(twice, strict=False)
     torch.testing.assert_close(got, inner_step(other, x))

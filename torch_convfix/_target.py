@@ -102,31 +102,31 @@ def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]
 
 def as_function(
     fn: Callable[..., Any], inputs: Sequence[Any]
-) -> tuple[Callable[[Any], Any], list[Any]]:
-    """``fn(*inputs)`` as a function of tensors alone: a module becomes its parameters and buffers."""
+) -> tuple[Callable[[Sequence[Any]], Any], list[Tensor]]:
+    """``fn(*inputs)`` as a function of tensors alone, and those: modules' parameters and buffers first."""
     parts, spec = pytree.tree_flatten((fn, list(inputs)))
-    modules = {id(part): part for part in parts if isinstance(part, nn.Module)}
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    owned = {id(t): t for m in modules for t in (*m.parameters(), *m.buffers())}
 
-    def function(states: Sequence[Any]) -> Any:
-        of: dict[int, Tensor] = {}
-        for module, state in zip(modules.values(), states[: len(modules)], strict=True):
-            for name, t in _state(module).items():
-                # A buffer may be written to, and what was given must stay.
-                of[id(t)] = state[name] if t.requires_grad else state[name].clone()
-        others, bound = iter(states[len(modules) :]), dict[int, nn.Module]()
+    def function(tensors: Sequence[Any]) -> Any:
+        given = iter(tensors)
+        # A buffer may be written to, and what was given must stay.
+        of = {
+            key: next(given) if t.requires_grad else next(given).clone() for key, t in owned.items()
+        }
+        bound: dict[int, nn.Module] = {}
         leaves = [
-            _bind(part, of, bound) if isinstance(part, nn.Module) else next(others)
+            _bind(part, of, bound)
+            if isinstance(part, nn.Module)
+            else next(given)
+            if isinstance(part, Tensor)
+            else part
             for part in parts
         ]
-        fn, given = pytree.tree_unflatten(leaves, spec)
-        return fn(*given)
+        fn, args = pytree.tree_unflatten(leaves, spec)
+        return fn(*args)
 
-    others = [part for part in parts if not isinstance(part, nn.Module)]
-    return function, [*map(_state, modules.values()), *others]
-
-
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    return dict([*module.named_parameters(), *module.named_buffers()])
+    return function, [*owned.values(), *(part for part in parts if isinstance(part, Tensor))]
 
 
 def _bind(module: nn.Module, of: Mapping[int, Tensor], bound: dict[int, nn.Module]) -> nn.Module:

@@ -106,17 +106,9 @@ def compile(
     """
     stack = stack or default_stack()
     _compiler.check(topology)
-    function, states = _target.as_function(fn, inputs)
-    leaves, spec = pytree.tree_flatten(states)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def call(*given: Any) -> Any:
-        of = iter(given)
-        own = [next(of) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return function(pytree.tree_unflatten(own, spec))
-
+    function, tensors = _target.as_function(fn, inputs)
     start = time.perf_counter()
-    stablehlo, origins = trace(call, tensors, stack, kernels)
+    stablehlo, origins = trace(lambda *given: function(given), tensors, stack, kernels)
     seconds = time.perf_counter() - start
     return report.make_report(
         *_compiler.compile_stablehlo(stablehlo, topology),
