@@ -1,8 +1,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "convolution/traced_shapes.h"
 #include "registry.h"
-#include "traced_shapes.h"
 
 namespace py = pybind11;
 using namespace torch_convfix;

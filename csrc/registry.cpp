@@ -8,10 +8,10 @@
 #include <memory>
 #include <mutex>
 
-#include "derivative_fixes.h"
-#include "double_backward.h"
-#include "dynamic_shapes.h"
-#include "meta.h"
+#include "convolution/double_backward.h"
+#include "convolution/meta.h"
+#include "derivatives/derivative_fixes.h"
+#include "dynamic/dynamic_shapes.h"
 
 namespace torch_convfix {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "overrideable.h"
+#include "convolution/overrideable.h"
 
 namespace torch_convfix {
 

@@ -20,8 +20,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torch_convfix.masked.receptive_field import leaks, plot_receptive_field
 from torch_convfix.nn import MaskedConv2d, causal_mask
-from torch_convfix.receptive_field import leaks, plot_receptive_field
 
 LEVELS = 5  # grey levels; the data has 17
 CENTRE = (4, 4)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torch_convfix._cover import _boxes, cover
-from torch_convfix._masked import masked_conv, masked_conv_transpose
+from torch_convfix.masked.application import masked_conv, masked_conv_transpose
+from torch_convfix.masked.cover import _boxes, cover
 from torch_convfix.nn import (
     MaskedConv1d,
     MaskedConv2d,

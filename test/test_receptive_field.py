@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from torch_convfix.masked.receptive_field import leaks, plot_receptive_field, receptive_field
 from torch_convfix.nn import MaskedConv2d, causal_mask
-from torch_convfix.receptive_field import leaks, plot_receptive_field, receptive_field
 
 METHODS = ("gradient", "nan", "perturb")
 

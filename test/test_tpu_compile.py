@@ -14,7 +14,8 @@ from support import penalty_step
 pytest.importorskip("jax")
 pytest.importorskip("libtpu")
 
-from torch_convfix import cli, tpu
+from torch_convfix import tpu
+from torch_convfix.commands import cli
 from torch_convfix.tpu import _chips, _compiler, _job, _step
 
 try:

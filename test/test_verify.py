@@ -14,7 +14,7 @@ import torch
 import wrong_kernels
 from rich.console import Console
 
-from torch_convfix import cli
+from torch_convfix.commands import cli
 from torch_convfix.verify import check, conv_cases, tensor
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.derivatives import Call, all_stages
@@ -155,7 +155,7 @@ def test_the_command_finds_a_wrong_backend(tmp_path):
         report = tmp_path / "report.json"
         return subprocess.run(
             [
-                sys.executable, "-m", "torch_convfix.cli", "verify", "--device", "cpu", "--cases", "5",
+                sys.executable, "-m", "torch_convfix", "verify", "--device", "cpu", "--cases", "5",
                 "--only", "nn.functional.conv2d", "--jobs", "1", "--json", report, *options,
             ],
             env={**os.environ, **env, "PYTHONPATH": os.path.dirname(__file__)},

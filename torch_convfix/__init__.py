@@ -24,7 +24,7 @@ from torch_convfix._devices import (
     is_enabled,
     status,
 )
-from torch_convfix.receptive_field import leaks, plot_receptive_field, receptive_field
+from torch_convfix.masked.receptive_field import leaks, plot_receptive_field, receptive_field
 
 __version__ = "0.1.0"
 __all__ = [

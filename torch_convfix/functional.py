@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_convfix import _C
-from torch_convfix._masked import masked_conv, masked_conv_transpose
+from torch_convfix.masked.application import masked_conv, masked_conv_transpose
 
 __all__ = [
     "conv_forward",

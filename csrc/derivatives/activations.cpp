@@ -1,7 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/where.h>
 
-#include "fixes.h"
+#include "derivatives/fixes.h"
 
 namespace torch_convfix {
 namespace {

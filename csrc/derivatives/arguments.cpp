@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "fixes.h"
+#include "derivatives/fixes.h"
 
 namespace torch_convfix {
 namespace {

@@ -2,7 +2,7 @@
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool3d.h>
 
-#include "fixes.h"
+#include "derivatives/fixes.h"
 
 namespace torch_convfix {
 namespace {

@@ -1,4 +1,4 @@
-#include "fixes.h"
+#include "derivatives/fixes.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/constant_pad_nd.h>

@@ -6,7 +6,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "fixes.h"
+#include "derivatives/fixes.h"
 
 namespace torch_convfix {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <limits>
 
-#include "../index.h"
-#include "fixes.h"
+#include "convolution/index.h"
+#include "derivatives/fixes.h"
 
 namespace torch_convfix {
 namespace {

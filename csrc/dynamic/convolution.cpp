@@ -3,7 +3,7 @@
 #include <ATen/ops/squeeze_copy.h>
 #include <ATen/ops/unsqueeze_copy.h>
 
-#include "dynamic.h"
+#include "dynamic/dynamic.h"
 
 namespace torch_convfix {
 namespace {

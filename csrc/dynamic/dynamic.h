@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "../dynamic_shapes.h"
+#include "dynamic/dynamic_shapes.h"
 
 namespace torch_convfix {
 

@@ -6,7 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/result_type.h>
 
-#include "dynamic.h"
+#include "dynamic/dynamic.h"
 
 namespace torch_convfix {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <numeric>
 
-#include "../derivatives/fixes.h"
-#include "dynamic.h"
+#include "derivatives/fixes.h"
+#include "dynamic/dynamic.h"
 
 namespace torch_convfix {
 namespace {

@@ -2,7 +2,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
 
-#include "dynamic.h"
+#include "dynamic/dynamic.h"
 
 namespace torch_convfix {
 namespace {

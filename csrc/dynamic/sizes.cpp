@@ -7,7 +7,7 @@
 
 #include <c10/core/WrapDimMinimal.h>
 
-#include "dynamic.h"
+#include "dynamic/dynamic.h"
 
 namespace torch_convfix {
 namespace {

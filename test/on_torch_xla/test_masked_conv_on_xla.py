@@ -6,7 +6,7 @@ from device import DEVICE, on_xla
 from test_masked_conv import ALGORITHMS, layers, leak
 from torch.nn import functional as F
 
-from torch_convfix._masked import masked_conv, masked_conv_transpose
+from torch_convfix.masked.application import masked_conv, masked_conv_transpose
 from torch_convfix.nn import causal_mask
 
 

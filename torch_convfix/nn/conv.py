@@ -8,8 +8,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from .._cover import check_mask, cover
-from .._masked import Algorithm, apply_cover
+from torch_convfix.masked.application import Algorithm, apply_cover
+from torch_convfix.masked.cover import check_mask, cover
 
 
 class _Masked(nn.modules.conv._ConvNd):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-import torch_convfix
+from torch_convfix import _devices
 from torch_convfix.tpu import _environment
 
 Body = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -83,7 +83,7 @@ def get_device(name: str) -> Device:
 @contextlib.contextmanager
 def kernels(name: str, *, stock: bool) -> Iterator[None]:
     """A context with the device's own kernels, or with ours."""
-    with torch_convfix.disabled(name) if stock else torch_convfix.enabled(name):
+    with _devices.disabled(name) if stock else _devices.enabled(name):
         yield
 
 

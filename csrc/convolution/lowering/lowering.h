@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "../stock_kernels.h"
+#include "convolution/stock_kernels.h"
 
 // Each strategy computes F, I or W of a plain convolution exactly (in exact arithmetic), from
 // operators below autograd. Views are copies here: below functionalization, a view of an XLA tensor

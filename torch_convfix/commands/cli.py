@@ -7,12 +7,12 @@ import sys
 # Each module has `add_arguments(parser)` and `main(args) -> exit code`; loaded when asked for.
 _COMMANDS = {
     "audit": (
-        "torch_convfix._audit_command",
+        "torch_convfix.commands.audit",
         "is my own loss right, and if not, which call is wrong",
     ),
-    "status": ("torch_convfix._status_command", "what is registered, for which device"),
-    "tpu": ("torch_convfix.tpu._command", "what a step costs a TPU that need not be there"),
-    "verify": ("torch_convfix._verify_command", "which operators' derivatives a device gets wrong"),
+    "status": ("torch_convfix.commands.status", "what is registered, for which device"),
+    "tpu": ("torch_convfix.commands.tpu", "what a step costs a TPU that need not be there"),
+    "verify": ("torch_convfix.commands.verify", "which operators' derivatives a device gets wrong"),
 }
 
 
@@ -30,7 +30,3 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"torch-convfix {name}", description=command.__doc__)
     command.add_arguments(parser)
     return command.main(parser.parse_args(argv[1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "stock_kernels.h"
+#include "convolution/stock_kernels.h"
 
 // Shape functions of the two overrideable operators, which core leaves without one.
 namespace torch_convfix::meta {

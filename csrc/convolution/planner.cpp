@@ -1,4 +1,4 @@
-#include "planner.h"
+#include "convolution/planner.h"
 
 #include <c10/util/accumulate.h>
 

@@ -1,4 +1,4 @@
-#include "overrideable.h"
+#include "convolution/overrideable.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "lowering/lowering.h"
-#include "traced_shapes.h"
+#include "convolution/lowering/lowering.h"
+#include "convolution/traced_shapes.h"
 
 namespace torch_convfix {
 namespace {

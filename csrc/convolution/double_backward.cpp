@@ -1,4 +1,4 @@
-#include "double_backward.h"
+#include "convolution/double_backward.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/convolution.h>

@@ -1,4 +1,4 @@
-#include "merge_model.h"
+#include "convolution/merge_model.h"
 
 #include <c10/util/accumulate.h>
 
@@ -20,7 +20,7 @@ struct MergeSample {
   double log2_ratio;
 };
 
-#include "merge_samples.inc"
+#include "convolution/merge_samples.inc"
 
 // Gaussian process regression with zero mean, which is to say: as good as direct, where nothing like it
 // was measured. Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1.

@@ -6,7 +6,7 @@
 #include <array>
 #include <tuple>
 
-#include "geometry.h"
+#include "convolution/geometry.h"
 
 namespace torch_convfix {
 

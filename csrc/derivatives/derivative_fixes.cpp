@@ -1,4 +1,4 @@
-#include "derivative_fixes.h"
+#include "derivatives/derivative_fixes.h"
 
 #include <ATen/ops/diag_native.h>
 #include <ATen/ops/einsum_native.h>

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ._cover import Block, Box, Cover, cover
+from torch_convfix.masked.cover import Block, Box, Cover, cover
 
 Algorithm = Literal["auto", "direct", "im2col"]
 Size = int | Sequence[int]

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "lowering.h"
+#include "convolution/lowering/lowering.h"
 
 namespace torch_convfix::lowering::ungrouped {
 

@@ -8,8 +8,8 @@
 
 #include <numeric>
 
-#include "../index.h"
-#include "lowering.h"
+#include "convolution/index.h"
+#include "convolution/lowering/lowering.h"
 
 // A depthwise convolution with channel multiplier m works on [N, C, m, *spatial]: x has m = 1, and
 // w is [C, m, *k]. No channel is ever mixed with another.

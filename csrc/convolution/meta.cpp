@@ -1,4 +1,4 @@
-#include "meta.h"
+#include "convolution/meta.h"
 
 #include <ATen/ops/empty.h>
 

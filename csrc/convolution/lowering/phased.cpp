@@ -7,8 +7,8 @@
 
 #include <numeric>
 
-#include "../index.h"
-#include "lowering.h"
+#include "convolution/index.h"
+#include "convolution/lowering/lowering.h"
 
 namespace torch_convfix::lowering::phased {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "planner.h"
-#include "stock_kernels.h"
+#include "convolution/planner.h"
+#include "convolution/stock_kernels.h"
 
 namespace torch_convfix {
 

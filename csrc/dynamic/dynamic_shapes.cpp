@@ -1,4 +1,4 @@
-#include "dynamic_shapes.h"
+#include "dynamic/dynamic_shapes.h"
 
 #include "dynamic/dynamic.h"
 

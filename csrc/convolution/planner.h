@@ -2,8 +2,8 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "geometry.h"
-#include "merge_model.h"
+#include "convolution/geometry.h"
+#include "convolution/merge_model.h"
 
 namespace torch_convfix {
 

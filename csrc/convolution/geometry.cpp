@@ -1,4 +1,4 @@
-#include "geometry.h"
+#include "convolution/geometry.h"
 
 #include <c10/core/ScalarType.h>
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include "lowering.h"
+#include "convolution/lowering/lowering.h"
 
 // `merge` neighbouring groups become one, whose weight is block-diagonal: a matrix unit is filled that
 // narrow groups leave empty. F and I multiply the zeros between the blocks with x or g, so there a NaN

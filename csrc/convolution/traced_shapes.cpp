@@ -1,4 +1,4 @@
-#include "traced_shapes.h"
+#include "convolution/traced_shapes.h"
 
 #include <map>
 #include <mutex>

@@ -3,7 +3,7 @@
 #include <ATen/ops/transpose_copy.h>
 #include <ATen/ops/view_copy.h>
 
-#include "lowering.h"
+#include "convolution/lowering/lowering.h"
 
 namespace torch_convfix::lowering::feature_grouped {
 

@@ -1,4 +1,4 @@
-#include "stock_kernels.h"
+#include "convolution/stock_kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>

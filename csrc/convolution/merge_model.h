@@ -1,6 +1,6 @@
 #pragma once
 
-#include "geometry.h"
+#include "convolution/geometry.h"
 
 namespace torch_convfix {
 
