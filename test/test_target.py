@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from torch_convfix import _target, cli, tpu
+from torch_convfix import _target, tpu
+from torch_convfix.commands import cli
 from torch_convfix.verify.audit import audit
 from torch_convfix.verify.compare import compare, worst_error
 from torch_convfix.verify.derivatives import Call
