@@ -90,31 +90,24 @@ c10::DispatchKey autograd_key(const std::string& device) {
   return c10::DispatchKey::AutogradPrivateUse1;
 }
 
+template <class Return, class... Args>
+auto bind(std::shared_ptr<const Overrideable> ours, Return (Overrideable::*kernel)(Args...) const) {
+  return [ours = std::move(ours), kernel](Args... args) -> Return {
+    return ((*ours).*kernel)(std::forward<Args>(args)...);
+  };
+}
+
 void add_overrideable(Kernels& kernels) {
+  constexpr auto kPurpose = "validation, output padding, lean lowerings";
   const auto& options = kernels.options();
-  const auto ours =
-      std::make_shared<Overrideable>(c10::DispatchKey::XLA, options.output_padding, options.planner);
+  const auto ours = std::make_shared<const Overrideable>(
+      c10::DispatchKey::XLA, options.output_padding, options.planner);
   kernels.add(
-      c10::DispatchKey::XLA, "convolution_overrideable", "validation, output padding, lean lowerings",
-      [ours](
-          const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-          c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-          bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
-        return ours->convolution(
-            input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
-      });
+      c10::DispatchKey::XLA, "convolution_overrideable", kPurpose,
+      bind(ours, &Overrideable::convolution));
   kernels.add(
-      c10::DispatchKey::XLA, "convolution_backward_overrideable",
-      "validation, output padding, lean lowerings",
-      [ours](
-          const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
-          c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-          bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups,
-          std::array<bool, 3> output_mask) {
-        return ours->convolution_backward(
-            grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups,
-            output_mask);
-      });
+      c10::DispatchKey::XLA, "convolution_backward_overrideable", kPurpose,
+      bind(ours, &Overrideable::convolution_backward));
 }
 
 void add_dynamic(Kernels& kernels, const std::vector<DynamicFix>& fixes) {

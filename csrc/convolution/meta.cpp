@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "convolution/geometry.h"
+
 namespace torch_convfix::meta {
 
 at::Tensor convolution_overrideable(
@@ -20,7 +22,7 @@ at::Tensor convolution_overrideable(
   return at::empty_symint(geometry.output_sizes(input.sym_sizes(), weight.sym_sizes()), input.options());
 }
 
-Gradients convolution_backward_overrideable(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable(
     const at::Tensor& grad_output,
     const at::Tensor& input,
     const at::Tensor& weight,

@@ -1,31 +1,13 @@
 #pragma once
 
-#include "convolution/stock_kernels.h"
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/convolution_backward_overrideable_ops.h>
+#include <ATen/ops/convolution_overrideable_ops.h>
 
 // Shape functions of the two overrideable operators, which core leaves without one.
 namespace torch_convfix::meta {
 
-at::Tensor convolution_overrideable(
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    const std::optional<at::Tensor>& bias,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::SymIntArrayRef dilation,
-    bool transposed,
-    c10::SymIntArrayRef output_padding,
-    c10::SymInt groups);
-
-Gradients convolution_backward_overrideable(
-    const at::Tensor& grad_output,
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::SymIntArrayRef dilation,
-    bool transposed,
-    c10::SymIntArrayRef output_padding,
-    c10::SymInt groups,
-    std::array<bool, 3> output_mask);
+at::_ops::convolution_overrideable::schema convolution_overrideable;
+at::_ops::convolution_backward_overrideable::schema convolution_backward_overrideable;
 
 }  // namespace torch_convfix::meta
