@@ -97,6 +97,13 @@ auto bind(std::shared_ptr<const Overrideable> ours, Return (Overrideable::*kerne
   };
 }
 
+bool has_kernel(const char* op, c10::DispatchKey key) {
+  const auto name = torch::jit::parseName(std::string("aten::") + op);
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str())
+      .hasKernelForDispatchKey(key);
+}
+
 void add_overrideable(Kernels& kernels) {
   constexpr auto kPurpose = "validation, output padding, lean lowerings";
   const auto& options = kernels.options();
@@ -132,6 +139,11 @@ std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& 
   if (options.derivatives) {
     for (const auto& fix : derivative_fixes(device)) {
       kernels->add(autograd, fix.op, fix.fault, fix.make());
+    }
+    for (const auto& fix : lacking_derivatives()) {
+      if (!has_kernel(fix.op, autograd)) {
+        kernels->add(autograd, fix.op, fix.fault, fix.make());
+      }
     }
   }
   return kernels;

@@ -65,9 +65,9 @@ def test_status(cpu_disabled):
         status = torch_convfix.status()
     assert status.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert "cpu" in status.options
-    (registration,) = [r for r in status.registrations if r.device == "cpu"]
-    assert registration.operator == DOUBLE_BACKWARD
-    assert registration.dispatch_key == "AutogradCPU"
+    registrations = [r for r in status.registrations if r.device == "cpu"]
+    assert {r.dispatch_key for r in registrations} == {"AutogradCPU"}
+    assert {DOUBLE_BACKWARD, "hardsigmoid_backward"} <= {r.operator for r in registrations}
     for word in ("AutogradCPU", DOUBLE_BACKWARD, torch.__version__.split("+")[0]):
         assert word in str(status)
 
@@ -144,10 +144,13 @@ def test_any_privateuse1_name():
         "import torch, torch_convfix as t\n"
         "torch.utils.rename_privateuse1_backend('chip')\n"
         "t.enable('chip')\n"
-        "print([(r.operator, r.dispatch_key) for r in t.status().registrations if r.device == 'chip'])"
+        "chip = [r for r in t.status().registrations if r.device == 'chip']\n"
+        "print({r.dispatch_key for r in chip}, *[r.operator for r in chip])"
     )
     out = run(code, TORCH_CONVFIX="0", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout
-    assert out.strip() == "[('_convolution_double_backward', 'AutogradPrivateUse1')]"
+    key, *operators = out.split()
+    assert key == "{'AutogradPrivateUse1'}"
+    assert {DOUBLE_BACKWARD, "hardsigmoid_backward"} <= set(operators)
 
 
 def test_another_torch_is_refused_in_one_sentence():

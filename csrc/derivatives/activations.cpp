@@ -1,6 +1,8 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/hardsigmoid_backward_ops.h>
 #include <ATen/ops/where.h>
 
+#include "derivatives/differentiable.h"
 #include "derivatives/fixes.h"
 
 namespace torch_convfix {
@@ -23,6 +25,11 @@ at::Tensor elu_backward(
       self_or_result > 0, grad_output * scale, grad_output * (slope * input_scale.toDouble()));
 }
 
+// From hardsigmoid(x) = clamp(x / 6 + 1 / 2, 0, 1).
+at::Tensor hardsigmoid_backward(const at::Tensor& grad_output, const at::Tensor& self) {
+  return (grad_output * (1.0 / 6)).masked_fill((self > -3).logical_and(self < 3).logical_not(), 0);
+}
+
 // TorchTPU scales by alpha the result alone. celu(x) = x for x > 0, else alpha * (exp(x / alpha) - 1).
 at::Tensor celu(const at::Tensor& self, const at::Scalar& alpha) {
   TORCH_CHECK(alpha.toDouble() != 0, "celu: alpha must not be 0, got 0");
@@ -38,6 +45,10 @@ at::Tensor& celu_(at::Tensor& self, const at::Scalar& alpha) {
 
 torch::CppFunction make_elu_backward() {
   return make_fix<&elu_backward>();
+}
+
+torch::CppFunction make_hardsigmoid_backward() {
+  return make_differentiable<at::_ops::hardsigmoid_backward, &hardsigmoid_backward>();
 }
 
 torch::CppFunction make_celu() {

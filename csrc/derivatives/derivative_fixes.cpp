@@ -53,4 +53,12 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   return device == "xla" ? xla : device == "tpu" ? tpu : none;
 }
 
+const std::vector<DerivativeFix>& lacking_derivatives() {
+  constexpr auto kLacks = "PyTorch has no derivative of it";
+  static const std::vector<DerivativeFix> fixes{
+      {"hardsigmoid_backward", kLacks, make_hardsigmoid_backward},
+  };
+  return fixes;
+}
+
 }  // namespace torch_convfix

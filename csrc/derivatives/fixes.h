@@ -14,7 +14,7 @@ MakeFix make_max_pool2d, make_max_pool3d, make_max_pool2d_backward, make_max_poo
 // avg_pool.cpp
 MakeFix make_avg_pool1d, make_avg_pool2d, make_avg_pool3d;
 // activations.cpp
-MakeFix make_elu_backward, make_celu, make_celu_;
+MakeFix make_elu_backward, make_celu, make_celu_, make_hardsigmoid_backward;
 // losses.cpp
 MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss;
 // arguments.cpp
