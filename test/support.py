@@ -83,7 +83,11 @@ def derivatives(fn: Callable[..., Tensor], inputs: Sequence[Tensor], order: int)
     A tanh keeps the derivatives of what is linear from vanishing.
     """
     inputs = [t.detach().requires_grad_() for t in inputs]
-    value = fn(*inputs)
+    return orders(fn(*inputs), inputs, order)
+
+
+def orders(value: Tensor, inputs: Sequence[Tensor], order: int) -> list[Tensor]:
+    """`derivatives` of a value that is computed already, by leaves that it depends on."""
     results = [value.detach()]
     last = [torch.tanh(value)]
     for i in range(order):

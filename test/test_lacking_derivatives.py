@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-import torch_convfix
 from torch.nn import functional as F
+
+import torch_convfix
 
 
 @pytest.fixture(autouse=True)

@@ -128,9 +128,9 @@ Gradients Overrideable::convolution_backward(
   const auto appended = transposed ? append_zeros(*form, input) : input;
   Gradients gradients;
   if (output_mask[0]) {
-    std::get<0>(gradients) = transposed
-                                 ? cut_to(forward(plan, *form, grad_output, weight), input.sizes())
-                                 : input_grad(plan, *form, grad_output, weight);
+    const at::DimVector sizes(input.sizes());
+    std::get<0>(gradients) = transposed ? cut_to(forward(plan, *form, grad_output, weight), sizes)
+                                        : input_grad(plan, *form, grad_output, weight);
   }
   if (output_mask[1]) {
     std::get<1>(gradients) = transposed ? weight_grad(plan, *form, grad_output, appended)

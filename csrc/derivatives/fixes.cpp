@@ -10,6 +10,11 @@ at::DimVector spread(at::IntArrayRef values, int64_t dim) {
                             : at::DimVector(values.begin(), values.end());
 }
 
+at::DimVector last_sizes(const at::Tensor& t, int64_t dim) {
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(t.sym_sizes().slice(t.dim() - dim));
+  return at::DimVector(sizes.begin(), sizes.end());
+}
+
 at::Tensor pad_last(
     const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value) {
   std::vector<int64_t> pads;

@@ -52,6 +52,10 @@ class Stock {
 // One entry a dimension, where the operators take one for all.
 at::DimVector spread(at::IntArrayRef values, int64_t dim);
 
+// The last `dim` sizes, kept by value: the first use of a view of a tensor written in place makes
+// functionalization build it anew, and the sizes referred to die with the old one.
+at::DimVector last_sizes(const at::Tensor& t, int64_t dim);
+
 // Pads the last dimensions, as many as `before` has entries.
 at::Tensor pad_last(
     const at::Tensor& t, at::IntArrayRef before, at::IntArrayRef after, const at::Scalar& value);

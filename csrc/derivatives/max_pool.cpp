@@ -40,8 +40,7 @@ at::Tensor select_maxima(
     at::IntArrayRef padding,
     at::IntArrayRef dilation) {
   const auto dim = static_cast<int64_t>(kernel_size.size());
-  const auto size = C10_AS_INTARRAYREF_SLOW(self.sym_sizes().slice(self.dim() - dim)),
-             out = C10_AS_INTARRAYREF_SLOW(grad_output.sym_sizes().slice(self.dim() - dim));
+  const auto size = last_sizes(self, dim), out = last_sizes(grad_output, dim);
   // Padded position o * stride + t * dilation is position o + t * dilation / stride of the phase
   // t * dilation % stride; a phase has `length` positions.
   at::DimVector length(dim), after(dim), none(dim, 0);

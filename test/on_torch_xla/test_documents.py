@@ -38,7 +38,9 @@ def run_shell(example: Example) -> None:
     assert ran.returncode == 0, f"{example.parsed}\n{ran.stdout}{ran.stderr}"
 
 
-SYBIL = Sybil([CodeBlockParser("python", run_python), CodeBlockParser("sh", run_shell), SkipParser()])
+SYBIL = Sybil(
+    [CodeBlockParser("python", run_python), CodeBlockParser("sh", run_shell), SkipParser()]
+)
 
 
 def blocks(page: pathlib.Path) -> list[Example]:

@@ -19,7 +19,8 @@ at::Tensor weight_grad(
   Geometry one = geometry;
   one.groups = 1;
   const int64_t groups = geometry.groups.expect_int();
-  at::DimVector full(weight.sizes().begin(), weight.sizes().end());
+  const at::DimVector own(weight.sizes());
+  at::DimVector full(own);
   full[1] *= groups;
   const auto like = at::empty(full, weight.options());  // only its sizes are used
   const auto all =
@@ -32,7 +33,7 @@ at::Tensor weight_grad(
   at::DimVector order(diagonal.dim());
   order[0] = diagonal.dim() - 1;
   std::iota(order.begin() + 1, order.end(), 0);
-  return at::view_copy(at::permute_copy(diagonal, order), weight.sizes());
+  return at::view_copy(at::permute_copy(diagonal, order), own);
 }
 
 }  // namespace torch_convfix::lowering::ungrouped
