@@ -1,10 +1,15 @@
 #include "derivatives/derivative_fixes.h"
 
+#include <ATen/ops/cross_native.h>
 #include <ATen/ops/diag_native.h>
 #include <ATen/ops/einsum_native.h>
+#include <ATen/ops/inverse_native.h>
 #include <ATen/ops/kl_div_native.h>
+#include <ATen/ops/logdet_native.h>
+#include <ATen/ops/qr_native.h>
 #include <ATen/ops/selu_native.h>
 #include <ATen/ops/std_native.h>
+#include <ATen/ops/svd_native.h>
 
 #include "derivatives/fixes.h"
 
@@ -18,30 +23,45 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   constexpr auto kDivisor = "divisor_override is wrong at the border, and not in the hash";
   constexpr auto kHidden = "forward mode and vmap of the gradient are wrong";
   constexpr auto kEmpty = "an empty list of dimensions reduces nothing";
+  constexpr auto kTotal = "total_weight, by which forward mode divides, is 1";
   static const std::vector<DerivativeFix> none;
-  static const std::vector<DerivativeFix> xla{
-      {"max_pool2d", kDropped, make_max_pool2d},
-      {"max_pool3d", kDropped, make_max_pool3d},
-      {"max_pool2d_with_indices_backward", kSlow, make_max_pool2d_backward},
-      {"max_pool3d_with_indices_backward", kSlow, make_max_pool3d_backward},
-      {"elu_backward", "the derivatives of elu, selu and celu are those at their result",
-       make_elu_backward},
-      // torch_xla's kernels of these hide the composition that functorch differentiates.
-      {"selu", kHidden, make_fix<&at::native::selu>},
-      {"selu_", kHidden, make_fix<&at::native::selu_>},
-      {"diag", kHidden, make_fix<&at::native::diag>},
-      {"kl_div", kHidden, make_fix<&at::native::kl_div>},
-      {"std", kHidden, make_fix<static_cast<Std*>(&at::native::std)>},
-      {"std.dim", kHidden, make_fix<static_cast<StdDim*>(&at::native::std)>},
-      {"einsum", "the second derivative is dropped", make_fix<&at::native::einsum>},
-      {"amax", kEmpty, make_amax},
-      {"amin", kEmpty, make_amin},
-      {"norm.ScalarOpt_dim", "the order -inf is wrong", make_norm},
-      {"roll", "an empty tensor ends the process", make_roll},
-      {"nll_loss_nd", "unbatched input ends the process", make_unbatched_nll_loss},
-      {"avg_pool2d", kDivisor, make_avg_pool2d},
-      {"avg_pool3d", kDivisor, make_avg_pool3d},
-  };
+  static const auto xla = [] {
+    std::vector<DerivativeFix> all{
+        {"max_pool2d", kDropped, make_max_pool2d},
+        {"max_pool3d", kDropped, make_max_pool3d},
+        {"max_pool2d_with_indices_backward", kSlow, make_max_pool2d_backward},
+        {"max_pool3d_with_indices_backward", kSlow, make_max_pool3d_backward},
+        {"elu_backward", "the derivatives of elu, selu and celu are those at their result",
+         make_elu_backward},
+        // torch_xla's kernels of these hide the composition that functorch differentiates.
+        {"selu", kHidden, make_fix<&at::native::selu>},
+        {"selu_", kHidden, make_fix<&at::native::selu_>},
+        {"diag", kHidden, make_fix<&at::native::diag>},
+        {"cross", kHidden, make_fix<&at::native::cross>},
+        {"inverse", kHidden, make_fix<&at::native::inverse>},
+        {"logdet", kHidden, make_fix<&at::native::logdet>},
+        {"qr", kHidden, make_fix<&at::native::qr>},
+        {"svd", kHidden, make_fix<&at::native::svd>},
+        {"kl_div", kHidden, make_fix<&at::native::kl_div>},
+        {"std", kHidden, make_fix<static_cast<Std*>(&at::native::std)>},
+        {"std.dim", kHidden, make_fix<static_cast<StdDim*>(&at::native::std)>},
+        {"einsum", "the second derivative is dropped", make_fix<&at::native::einsum>},
+        {"amax", kEmpty, make_amax},
+        {"amin", kEmpty, make_amin},
+        {"norm.ScalarOpt_dim", "the order -inf is wrong", make_norm},
+        {"roll", "an empty tensor ends the process", make_roll},
+        {"adaptive_max_pool2d_backward", "forward mode of the gradient is wrong",
+         make_adaptive_max_pool2d_backward},
+        {"nll_loss_forward", kTotal, make_nll_loss_forward, c10::DispatchKey::XLA},
+        {"nll_loss2d_forward", kTotal, make_nll_loss2d_forward, c10::DispatchKey::XLA},
+        {"nll_loss_nd", "unbatched input ends the process", make_unbatched_nll_loss},
+        {"avg_pool2d", kDivisor, make_avg_pool2d},
+        {"avg_pool3d", kDivisor, make_avg_pool3d},
+    };
+    const auto& more = broadcasting_activations();
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }();
   static const std::vector<DerivativeFix> tpu{
       {"cross_entropy_loss", "the second derivative is dropped", make_cross_entropy},
       {"nll_loss_nd", "the second derivative through grad_output is dropped", make_nll_loss},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/DispatchKey.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -12,6 +13,7 @@ struct DerivativeFix {
   const char* op;
   const char* fault;
   torch::CppFunction (*make)();
+  c10::DispatchKey key = c10::DispatchKey::Undefined;  // the device's autograd key, or another
 };
 
 // The operators that PyTorch itself cannot differentiate, on any device. A backend that has its own

@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "derivatives/derivative_fixes.h"
+
 namespace torch_convfix {
 
 // What derivative_fixes.cpp registers, by the file that defines it.
@@ -11,16 +13,21 @@ using MakeFix = torch::CppFunction();
 
 // max_pool.cpp
 MakeFix make_max_pool2d, make_max_pool3d, make_max_pool2d_backward, make_max_pool3d_backward;
+MakeFix make_adaptive_max_pool2d_backward;
 // avg_pool.cpp
 MakeFix make_avg_pool1d, make_avg_pool2d, make_avg_pool3d;
 // activations.cpp
-MakeFix make_elu_backward, make_celu, make_celu_, make_hardsigmoid_backward;
+MakeFix make_elu_backward, make_celu, make_celu_, make_hardsigmoid_backward, make_log_sigmoid_backward;
 // losses.cpp
-MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss;
+MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_loss_forward,
+    make_nll_loss2d_forward;
 // arguments.cpp
 MakeFix make_amax, make_amin, make_norm, make_roll;
 // embedding.cpp
 MakeFix make_embedding;
+
+// broadcast.cpp: torch_xla's kernels that take tensors of one shape alone
+const std::vector<DerivativeFix>& broadcasting_activations();
 
 template <auto function>
 torch::CppFunction make_fix() {
@@ -40,9 +47,17 @@ class Stock {
                 .getComputedKernelForDispatchKey(key)) {
   }
 
-  at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+    kernel_.callBoxed(op, keys, stack);
+  }
+
+  torch::jit::Stack results(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
     kernel_.callBoxed(kernel_.opHandle(), keys, &stack);
-    return std::move(stack[0]).toTensor();
+    return stack;
+  }
+
+  at::Tensor operator()(c10::DispatchKeySet keys, torch::jit::Stack stack) const {
+    return results(keys, std::move(stack))[0].toTensor();
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/nll_loss_nd_native.h>
+#include <ATen/ops/view_copy.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -120,7 +121,45 @@ at::Tensor unbatched_nll_loss_nd(
              : at::native::nll_loss_nd_symint(self, target, weight, reduction, std::move(ignore_index));
 }
 
+// The sum of the weights of the targets that are not ignored, from operators below autograd.
+at::Tensor total_weight(
+    const at::Tensor& self,
+    const at::Tensor& target,
+    const std::optional<at::Tensor>& weight,
+    int64_t ignore_index) {
+  const auto kept = at::view_copy(target != ignore_index, {-1});
+  if (!weight || !weight->defined()) {
+    return kept.sum().to(self.scalar_type());
+  }
+  const auto index = at::view_copy(target, {-1}).masked_fill(kept.logical_not(), 0).to(at::kLong);
+  return weight->index_select(0, index).masked_fill(kept.logical_not(), 0).sum();
+}
+
+// torch_xla returns a total_weight of 1. Its gradient does not read it; core's forward mode of the
+// gradient divides by it.
+torch::CppFunction make_with_total_weight(const char* op) {
+  const auto stock = std::make_shared<Stock>(op, "", c10::DispatchKey::XLA);
+  return torch::CppFunction([stock](
+                                c10::DispatchKeySet keys, const at::Tensor& self,
+                                const at::Tensor& target, const std::optional<at::Tensor>& weight,
+                                int64_t reduction, c10::SymInt ignore_index) {
+    auto results = stock->results(keys, {self, target, weight, reduction, ignore_index});
+    return std::make_tuple(
+        results[0].toTensor(), reduction == at::Reduction::None
+                                   ? results[1].toTensor()
+                                   : total_weight(self, target, weight, ignore_index.expect_int()));
+  });
+}
+
 }  // namespace
+
+torch::CppFunction make_nll_loss_forward() {
+  return make_with_total_weight("aten::nll_loss_forward");
+}
+
+torch::CppFunction make_nll_loss2d_forward() {
+  return make_with_total_weight("aten::nll_loss2d_forward");
+}
 
 torch::CppFunction make_cross_entropy() {
   return make_fix<&cross_entropy_loss>();

@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/adaptive_max_pool2d_backward_ops.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
 #include <ATen/ops/ones.h>
@@ -11,6 +12,7 @@
 #include <limits>
 
 #include "convolution/index.h"
+#include "derivatives/differentiable.h"
 #include "derivatives/fixes.h"
 
 namespace torch_convfix {
@@ -146,7 +148,21 @@ torch::CppFunction make_backward() {
   });
 }
 
+// torch_xla looks for the maxima again, in what core's forward mode hands it for self: the tangent.
+at::Tensor adaptive_max_pool2d_backward(
+    const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& indices) {
+  return at::zeros_like(self)
+      .flatten(-2)
+      .scatter_add(-1, indices.flatten(-2), grad_output.flatten(-2))
+      .view_as(self);
+}
+
 }  // namespace
+
+torch::CppFunction make_adaptive_max_pool2d_backward() {
+  return make_forward_differentiable<
+      at::_ops::adaptive_max_pool2d_backward, &adaptive_max_pool2d_backward>();
+}
 
 torch::CppFunction make_max_pool2d() {
   return make_fix<&values<&at::max_pool2d_with_indices>>();
