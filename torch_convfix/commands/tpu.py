@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from torch_convfix import _target
+from torch_convfix.commands import _json
 from torch_convfix.tpu import _chips, _job, _step, report
 
 
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--grouped", choices=("direct", "merge"), default="direct")
     parser.add_argument("--compare", action="store_true", help="set the stack's own kernels beside")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    _json.add_argument(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with charts")
     parser.add_argument("--operators", type=int, default=12, help="how many to list")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="for one compilation")
@@ -45,6 +46,7 @@ def main(args: argparse.Namespace) -> int:
             _chips.topology_name(topology)
         for text in args.input:
             _target.parse_input(text)
+        _json.check(args.json)
     except (ImportError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -65,10 +67,8 @@ def main(args: argparse.Namespace) -> int:
             task = progress.add_task(f"{job.name} for {job.topology}, {job.kernels}", total=1)
             results.append(_job.run(job, limit=args.limit, memory=memory))
             progress.update(task, completed=1)
-    if args.json:
-        print(report.to_json(results))
-    else:
-        Console().print(report.render(results, args.operators))
+            _json.write(args.json, report.to_json(results), done=len(results) == len(jobs))
+    Console(file=_json.other(args.json)).print(report.render(results, args.operators))
     if args.html:
         args.html.write_text(report.to_html(results))
     return int(any(isinstance(r, report.Failure) for r in results))

@@ -5,14 +5,18 @@ process, or a convolution raises; with --compare, the exit code is that of ours.
 """
 
 import argparse
-import pathlib
+import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torch_convfix._devices import default_device, is_installed
+from torch_convfix.commands import _json
 
 if TYPE_CHECKING:
     from torch_convfix.verify.report import Report
@@ -41,44 +45,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--stock", action="store_true", help="with the device's own kernels")
     which.add_argument("--compare", action="store_true", help="stock beside ours")
-    add("--json", type=pathlib.Path, metavar="FILE", help="write the report as JSON")
-    add("--html", type=pathlib.Path, metavar="FILE", help="write the report as a page")
+    _json.add_argument(parser)
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from what --json FILE has; without it, begin anew",
+    )
+    add("--html", type=Path, metavar="FILE", help="write the report as a page")
 
 
 def main(args: argparse.Namespace) -> int:
     """Sweep, print and write the report."""
     options = dict(vars(args))
-    json, html, compare, stock = (options.pop(n) for n in ("json", "html", "compare", "stock"))
+    path, html, compare, stock = (options.pop(n) for n in ("json", "html", "compare", "stock"))
+    resume = options.pop("resume")
     if not (is_installed("expecttest") and is_installed("numpy")):
         return _refuse("verify needs expecttest and numpy: pip install 'torch-convfix[verify]'")
     if html and not (is_installed("jinja2") and is_installed("matplotlib")):
         return _refuse("--html needs jinja2 and matplotlib: pip install 'torch-convfix[verify]'")
-    for path in filter(None, (json, html)):
-        if not path.absolute().parent.is_dir():
-            return _refuse(f"no folder for {path}")
+    names = ("stock", "ours") if compare else ("stock",) if stock else ("ours",)
     try:
+        _json.check(path)
+        _json.check(html)
+        earlier = _earlier(path, names) if resume else {}
         options["device"] = options["device"] or default_device()
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         return _refuse(error)
     # Not before: it cannot be imported without numpy.
-    from torch_convfix.verify.report import Comparison
+    from torch_convfix.verify.report import Comparison, as_json
     from torch_convfix.verify.sweep import CannotStart
 
-    report: Report | Comparison
+    parts = dict(earlier)
+
+    def keep(name: str, report: "Report", *, done: bool = False) -> None:
+        parts[name] = report.to_dict()
+        _json.write(path, as_json(parts if compare else parts[name]), done=done)
+
+    reports = {}
     try:
-        if compare:
-            before = _sweep("stock", stock=True, **options)
-            report = Comparison(before, _sweep("ours", stock=False, **options))
-        else:
-            report = _sweep("verify", stock=stock, **options)
+        for name in names:
+            reports[name] = _sweep(
+                name if compare else "verify", stock=name == "stock",
+                keep=partial(keep, name), resume=earlier.get(name), **options,
+            )  # fmt: skip
     except CannotStart as error:
         return _refuse(error)
-    report.print(Console())
-    if json:
-        json.write_text(report.to_json())
+    except KeyboardInterrupt:
+        print(f"interrupted{'; --resume goes on' * bool(path)}", file=sys.stderr)
+        return 130
+    report = Comparison(**reports) if compare else reports[names[0]]
+    report.print(Console(file=_json.other(path)))
+    keep(names[-1], reports[names[-1]], done=True)
     if html:
         html.write_text(report.to_html())
     return 0 if report.ok else 1
+
+
+def _earlier(path: Path | None, names: Sequence[str]) -> dict[str, Any]:
+    """The reports of an earlier sweep by the kernels of each."""
+    if not path:
+        raise ValueError("--resume needs the --json FILE that it goes on from")
+    if not path.exists():
+        return {}
+    try:
+        earlier = json.loads(path.read_text())
+        parts = (
+            {n: earlier[n] for n in names if n in earlier}
+            if len(names) > 1
+            else {names[0]: earlier}
+        )
+        for part in parts.values():
+            part["environment"], part["rows"], part["findings"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a report of such a sweep") from error
+    return parts
 
 
 def _refuse(reason: object) -> int:

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_convfix.verify.compare import Outcome, compare
-from torch_convfix.verify.conv_cases import references
+from torch_convfix.verify.conv_cases import ConvCase, references
 from torch_convfix.verify.derivatives import Call, Program, all_stages
 from torch_convfix.verify.devices import get_device, kernels
-from torch_convfix.verify.op_cases import function
+from torch_convfix.verify.op_cases import OpCase, function
 from torch_convfix.verify.report import error_text
+from torch_convfix.verify.results import Case
 
 
 def check(
-    op: str | Callable[..., Any],
+    op: str | Callable[..., Any] | Case,
     *args: Any,
     device: str = "xla",
     orders: int = 2,
@@ -23,26 +24,32 @@ def check(
     """Compare a call on a device with float64 on the CPU, print what differs, and return it.
 
     Args:
-        op: a function, or its name in torch (``"nn.functional.elu"``).
+        op: a function, its name in torch (``"nn.functional.elu"``), or a case of a sweep.
         args: its arguments, tensors on the CPU; those that require a gradient are differentiated.
         device: as in `run`.
         orders: the highest order of derivatives; convolutions, by name, go one further.
         stock: run with the device's own kernels in place of ours.
         kwargs: its keyword arguments.
     """
-    reference = references.get(op) if isinstance(op, str) else None
-    call = Call(function(op) if isinstance(op, str) else op, args, kwargs, reference)
+    where = get_device(device)
+    dtype = where.default_dtype()
+    match op:
+        case ConvCase():
+            call = op.call()
+        case OpCase():
+            call = op.call(dtype)
+        case str():
+            call = Call(function(op), args, kwargs, references.get(op))
+        case _:
+            call = Call(op, args, kwargs)
     try:
-        program = Program(call.fn, args, kwargs)
+        program = Program(call.fn, call.args, call.kwargs)
         program(program.tensors)
     except Exception:
         call.must_raise = True
-    where = get_device(device)
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outcome = compare(
-            call, where, all_stages(orders + (reference is not None)), where.default_dtype()
-        )
+        outcome = compare(call, where, all_stages(orders + (call.reference is not None)), dtype)
     _print(outcome)
     return outcome
 

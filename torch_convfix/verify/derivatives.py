@@ -74,6 +74,8 @@ class Program:
 
 
 def _real(t: Tensor) -> Tensor:
+    if t.layout is not torch.strided:
+        t = t.to_dense()
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 

@@ -13,10 +13,12 @@ class Kind(enum.Enum):
     ACCEPTS = "accepts what the CPU refuses"
     REFUSES = "refuses with an error; the CPU computes it"
     NOT_TRACEABLE = "not traceable: ends the process that traces it"
+    NOT_SWEPT = "not swept: drawing, comparing or telling it raised"
     RIGHT = "right"
 
 
-# These make a sweep fail. A clear error of an operator that a backend has not implemented does not.
+# These make a sweep fail. A clear error of an operator that a backend has not implemented does not,
+# nor one of the sweep itself: both are told.
 FAULTS = (Kind.WRONG, Kind.CRASH, Kind.RAISES, Kind.ACCEPTS)
 
 

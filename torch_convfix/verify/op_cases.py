@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torch_convfix.verify.conv_cases import references
 from torch_convfix.verify.derivatives import Call
-from torch_convfix.verify.spelling import redrawn, spell, tensor
+from torch_convfix.verify.spelling import Unspellable, redrawn, spell, tensor
 
 _NN = """
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
@@ -40,6 +40,7 @@ unflatten unsqueeze var where linalg.vector_norm linalg.multi_dot inner
 CONV_NET_OPS = frozenset(_TORCH.split()) | {f"nn.functional.{name}" for name in _NN.split()}
 # These return memory as they find it.
 _UNINITIALIZED = ("empty", "new_empty", "resize_")
+_LONGEST_LINE = 2000  # characters that one would paste
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,14 @@ class OpCase:
         return Call(fn, args, kwargs, reference=references.get(self.op))
 
     def spell(self, dtype: torch.dtype, *, redraw: bool) -> str:
-        """The arguments of `check` that repeat it."""
+        """The arguments of `check` that repeat it: in short, or if that is long or cannot be, the case."""
         call = self.call(dtype, redraw=redraw)
         name = self.op if call.fn is _attribute(self.op) else f"op_db.{self.op}:{self.variant}"
-        return spell(name, call.args, call.kwargs)
+        try:
+            line = spell(name, call.args, call.kwargs)
+        except Unspellable:
+            return repr(self)
+        return line if len(line) < _LONGEST_LINE else repr(self)
 
 
 def _ours() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
@@ -203,7 +208,14 @@ def op_cases(
             continue  # repeated indices: which of them wins is not defined
         seen: set[tuple[str, str]] = set()
         kept = 0
-        for i, (_, args, kwargs) in enumerate(_samples(info.name, info.variant_test_name, dtype)):
+        try:
+            samples = _samples(info.name, info.variant_test_name, dtype)
+        except (
+            Exception
+        ):  # of the database itself: drawn again where the case is run, and told there
+            yield OpCase(info.name, info.variant_test_name, 0, 0)
+            continue
+        for i, (_, args, kwargs) in enumerate(samples):
             features = _features(args, kwargs)
             if kept < most and not features <= seen:
                 seen |= features

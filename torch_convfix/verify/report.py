@@ -29,6 +29,8 @@ class Environment:
     where: str
     versions: dict[str, str]
     graph_hash_fault: bool
+    orders: int = 2
+    tolerance: float | None = None
 
     @classmethod
     def here(cls, settings: Settings, ready: Ready) -> "Environment":
@@ -47,6 +49,8 @@ class Environment:
             where,
             versions,
             ready.graph_hash_fault,
+            settings.highest,
+            settings.tolerance,
         )
 
 
@@ -63,6 +67,13 @@ class Report:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     # Wrong in a process that had run other cases, and right in a new one.
     artefacts: list[str] = field(default_factory=list)
+    planned: int | None = None  # cases; more than there are where the sweep has not ended
+    rows: list[dict[str, Any]] = field(default_factory=list)  # what became of each case
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sweep has come to its end."""
+        return self.planned in (None, self.cases)
 
     @property
     def faults(self) -> list[Finding]:
@@ -76,8 +87,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether numbers were compared and there is no fault."""
-        return self.compared > 0 and not self.faults
+        """Whether the sweep has ended, numbers were compared and there is no fault."""
+        return self.complete and self.compared > 0 and not self.faults
 
     @property
     def warnings(self) -> list[str]:
@@ -104,7 +115,8 @@ class Report:
             if self.faults
             else "no fault"
         )
-        return f"{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
+        left = "" if self.complete else f"ended early, after {self.cases} of {self.planned} cases: "
+        return f"{left}{found}, {self.compared} of {self.cases} cases compared on {e.device} ({e.where}), {e.dtype}, kernels: {e.kernels}"
 
     def uncompared(self) -> str:
         """One line: why not all cases were compared; empty if they were."""
@@ -155,7 +167,7 @@ class Report:
 
     def to_json(self) -> str:
         """Everything, as JSON; an infinite error is the string ``"inf"``."""
-        return _json(self.to_dict())
+        return as_json(self.to_dict())
 
     def to_html(self) -> str:
         """One self-contained page: the faults, the chart of errors and the environment."""
@@ -198,14 +210,16 @@ class Comparison:
 
     def to_json(self) -> str:
         """Both reports, as JSON."""
-        return _json({"stock": self.stock.to_dict(), "ours": self.ours.to_dict()})
+        return as_json({"stock": self.stock.to_dict(), "ours": self.ours.to_dict()})
 
     def to_html(self) -> str:
         """One self-contained page: the table, and a section for each report."""
         return _page([self.stock, self.ours], self.rows)
 
 
-def _json(value: dict[str, Any]) -> str:
+def as_json(value: dict[str, Any]) -> str:
+    """The reports of `to_dict`, as JSON; an infinite error is the string ``"inf"``."""
+
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: plain(v) for k, v in value.items()}

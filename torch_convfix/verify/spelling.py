@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
+class Unspellable(TypeError):
+    """A value that has no literal."""
+
+
 def tensor(
     *shape: int,
     low: float = -1.0,
@@ -36,7 +40,9 @@ def redrawn(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     seeds = iter(range(1000))
 
     def redraw(t: Tensor) -> Tensor:
-        if not t.is_floating_point() or not t.numel() or not t.isfinite().all():
+        if t.layout is not torch.strided or not t.is_floating_point():
+            return t
+        if not t.numel() or not t.isfinite().all():
             return t
         low, high = (float(f"{v:.3g}") for v in (t.min().item(), t.max().item()))
         return tensor(*t.shape, low=low, high=high, seed=next(seeds), requires_grad=t.requires_grad)
@@ -59,12 +65,18 @@ def _spell(value: Any) -> str:
         return f"[{', '.join(map(_spell, value))}]"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
-    return repr(value)
+    if isinstance(value, torch.dtype | bool | int | float | complex | str | slice | type(None)):
+        return repr(value)
+    if value is Ellipsis:
+        return "..."
+    raise Unspellable(f"no literal of a {type(value).__name__}")
 
 
 def _spell_tensor(t: Tensor) -> str:
     if hasattr(t, "spelled"):
         return t.spelled
+    if t.layout is not torch.strided:
+        raise Unspellable(f"no literal of a tensor of layout {t.layout}")
     if t.numel() == 0:
         literal = f"torch.empty({list(t.shape)}, dtype={t.dtype}"
     else:

@@ -4,24 +4,34 @@ import itertools
 import os
 import queue
 import random
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from torch_convfix.verify import conv_cases
-from torch_convfix.verify.compare import TOLERANCES, Outcome
+from torch_convfix.verify.compare import TOLERANCES
 from torch_convfix.verify.conv_cases import ConvCase
-from torch_convfix.verify.findings import Finding, Kind
-from torch_convfix.verify.op_cases import OpCase, op_cases
+from torch_convfix.verify.derivatives import Failure
+from torch_convfix.verify.findings import Kind
+from torch_convfix.verify.op_cases import op_cases
 from torch_convfix.verify.report import Environment, Report
+from torch_convfix.verify.results import (
+    Case,
+    Group,
+    Result,
+    from_row,
+    grouped,
+    kind_and_fault,
+    make_report,
+)
 from torch_convfix.verify.workers import Death, Ready, Settings, Spell, Worker, worker
 
-Case = ConvCase | OpCase
-Result = Outcome | Death
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Progress = Callable[[int, int, str], None]  # done, of how many, the operator
@@ -29,6 +39,8 @@ Progress = Callable[[int, int, str], None]  # done, of how many, the operator
 _DTYPES = [str(dtype).removeprefix("torch.") for dtype in TOLERANCES]
 _TIMEOUT = 180.0  # seconds a case may take
 _MOST_DEATHS_TO_SHRINK = 4  # each costs a start of the process
+_KEEP_EVERY = 5.0  # seconds
+_SPELLED = ("tensor", "OpCase", "ConvCase")  # names that a line may need
 
 
 class CannotStart(ValueError):
@@ -50,6 +62,8 @@ def run(
     jobs: int | None = None,
     timeout: float = _TIMEOUT,
     progress: Progress = lambda done, of, op: None,
+    keep: Callable[[Report], None] | None = None,
+    resume: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compare operators on a device with float64 on the CPU, at every order.
 
@@ -67,10 +81,13 @@ def run(
         jobs: processes at a time; by default as many as there are CPUs, at most 4.
         timeout: seconds a case may take.
         progress: called after each case.
+        keep: called with the report so far, every few seconds, at the end and where it is interrupted.
+        resume: `Report.to_dict` of an earlier sweep, or what JSON made of it: its cases are not run
+            again.
 
     Raises:
-        CannotStart: a ValueError; for an unknown device or dtype, a device that does not start, or
-            a pattern that no operator has.
+        CannotStart: a ValueError; for an unknown device or dtype, a device that does not start, a
+            pattern that no operator has, or an earlier sweep of something else.
     """
     _check_arguments(device, dtype, all_ops, only)
     for name, value, least in (("cases", cases, 0), ("orders", orders, 0), ("jobs", jobs or 1, 1)):
@@ -81,15 +98,15 @@ def run(
     with worker(settings, timeout) as first:
         ready = _start(first, device)
         todo = list(_cases(ready.dtype, cases, seed, all_ops, only))
-        count = itertools.count(1)
-
-        def run_case(own: Worker, case: Case) -> tuple[Case, Result]:
-            result = own.run(case)
-            progress(next(count), len(todo), case.op)
-            return case, result
-
-        results = _in_workers(run_case, todo, [first], settings, jobs, timeout)
-    return _Reporter(settings, ready, jobs, timeout).report(results)
+        sweep = _Sweep(settings, ready, len(todo), jobs, timeout, keep)
+        if resume:
+            sweep.go_on_from(resume, todo)
+        try:
+            sweep.run(todo, progress, first)
+            sweep.tell()
+        finally:
+            sweep.keep()
+    return sweep.report()
 
 
 def _check_arguments(device: str, dtype: str, all_ops: bool, only: str) -> None:
@@ -121,111 +138,149 @@ def _cases(dtype: str, count: int, seed: int, all_ops: bool, only: str) -> Itera
     )
 
 
-def _in_workers(
-    work: Callable[[Worker, Item], Answer],
-    items: Sequence[Item],
-    workers: list[Worker],
-    settings: Settings,
-    jobs: int,
-    timeout: float,
-) -> list[Answer]:
-    """``work`` of every item, ``jobs`` at a time, each on a worker of its own."""
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for own in [*workers, *(Worker(settings, timeout) for _ in range(jobs - len(workers)))]:
-        idle.put(own)
+class _Sweep:
+    """What is known so far of each case, and of each way to fail."""
 
-    def one(item: Item) -> Answer:
-        own = idle.get()
-        try:
-            return work(own, item)
-        finally:
-            idle.put(own)
+    def __init__(
+        self,
+        settings: Settings,
+        ready: Ready,
+        planned: int,
+        jobs: int,
+        timeout: float,
+        keep: Callable[[Report], None] | None,
+    ):
+        self._settings, self._ready, self._planned, self._keep = settings, ready, planned, keep
+        self._jobs, self._timeout = jobs, timeout
+        self._environment = Environment.here(settings, ready)
+        self._results: dict[Case, Result] = {}
+        self._lines: dict[Group, str] = {}
+        self._lock = threading.Lock()
+        self._kept = time.monotonic()
 
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, items))
-    finally:
-        for _ in range(jobs):
-            idle.get().stop()
+    def go_on_from(self, earlier: Mapping[str, Any], todo: Sequence[Case]) -> None:
+        """Take over the results of an earlier sweep of the same."""
+        own = Report(self._environment, 0, 0, []).to_dict()["environment"]
+        for name, value in own.items():
+            if (theirs := earlier.get("environment", {}).get(name)) != value:
+                raise CannotStart(
+                    f"cannot go on from a sweep whose {name} was {theirs!r}; now it is {value!r}"
+                )
+        rows = {row["case"]: row for row in earlier["rows"]}
+        self._results = {c: from_row(rows[repr(c)]) for c in todo if repr(c) in rows}
+        for f in earlier["findings"]:
+            if f["line"]:
+                self._lines[f["op"], Kind[f["kind"].upper()], f["fault"]] = f["line"]
 
+    def run(self, todo: Sequence[Case], progress: Progress, first: Worker) -> None:
+        """Every case of ``todo`` that has no result; ``first`` has started."""
+        left = [case for case in todo if case not in self._results]
 
-def _kind_and_fault(case: Case, result: Result, traced: bool) -> tuple[Kind, str]:
-    if isinstance(result, Death):
-        return (Kind.NOT_TRACEABLE if traced else Kind.CRASH), result.how
-    if result.fault():
-        return (Kind.ACCEPTS if result.accepted else Kind.WRONG), result.fault()
-    if result.raised:
-        kind = Kind.RAISES if isinstance(case, ConvCase) else Kind.REFUSES
-        return kind, next(iter(result.raised))
-    return Kind.RIGHT, ""
+        def one(own: Worker, case: Case) -> tuple[Case, Result]:
+            try:
+                return case, own.run(case)
+            except Exception as e:
+                return case, Failure.of(e)
 
+        def done(answer: tuple[Case, Result]) -> None:
+            self._results.update([answer])
+            progress(len(self._results), len(todo), answer[0].op)
 
-class _Reporter:
-    def __init__(self, settings: Settings, ready: Ready, jobs: int, timeout: float):
-        self._settings, self._ready, self._jobs, self._timeout = settings, ready, jobs, timeout
-        self._artefacts: list[str] = []
+        self._in_workers(one, left, done, [first])
 
-    def report(self, results: list[tuple[Case, Result]]) -> Report:
-        groups: dict[tuple[str, Kind, str], list[tuple[Case, Result]]] = defaultdict(list)
-        skipped: dict[str, int] = defaultdict(int)
-        errors: dict[str, dict[str, float]] = defaultdict(dict)
-        refused: dict[str, set[str]] = defaultdict(set)
-        for case, result in results:
-            kind, fault = _kind_and_fault(case, result, self._ready.traced)
-            groups[case.op, kind, fault].append((case, result))
-            if isinstance(result, Outcome):
-                if result.skipped:
-                    skipped[f"{case.op}: {result.skipped}"] += 1
-                for stage, error in result.errors.items():
-                    errors[case.op][stage] = max(error, errors[case.op].get(stage, 0.0))
-                for stage in result.refused:
-                    refused[case.op].add(stage)
-        wrong = [(key, group) for key, group in groups.items() if key[1] is not Kind.RIGHT]
-        found = _in_workers(
-            lambda own, item: self._finding(own, *item[0], item[1]),
-            wrong, [], self._settings, self._jobs, self._timeout,
-        )  # fmt: skip
-        findings = [f for f in found if f]
-        findings.sort(key=lambda f: (list(Kind).index(f.kind), -f.error, f.op))
-        return Report(
-            environment=Environment.here(self._settings, self._ready),
-            cases=len(results),
-            compared=sum(isinstance(r, Outcome) and bool(r.errors) for _, r in results),
-            findings=findings,
-            skipped=dict(skipped),
-            refused={op: sorted(stages) for op, stages in refused.items()},
-            errors={op: dict(stages) for op, stages in errors.items()},
-            artefacts=self._artefacts,
+    def tell(self) -> None:
+        """Find the line that shows each group of failures that has none."""
+        wrong = [
+            (group, of)
+            for group, of in grouped(self._results.items(), self._ready.traced).items()
+            if group[1] is not Kind.RIGHT and group not in self._lines
+        ]
+
+        def one(own: Worker, item: tuple[Group, list[tuple[Case, Result]]]) -> tuple[Group, str]:
+            group, of = item
+            try:
+                return group, self._shown(own, group, [case for case, _ in of])
+            except (
+                Exception
+            ):  # in making it smaller, or spelling it: the case is known all the same
+                return group, self._line(repr(of[0][0]))
+
+        self._in_workers(one, wrong, lambda answer: self._lines.update([answer]))
+
+    def report(self) -> Report:
+        """Of what is known."""
+        return make_report(
+            self._environment,
+            list(self._results.items()),
+            self._lines,
+            traced=self._ready.traced,
+            planned=self._planned,
         )
 
-    def _finding(
-        self, own: Worker, op: str, kind: Kind, fault: str, group: list[tuple[Case, Result]]
-    ) -> Finding | None:
+    def keep(self) -> None:
+        """Hand the report so far to who asked for it."""
+        if self._keep:
+            self._keep(self.report())
+            self._kept = time.monotonic()
+
+    def _in_workers(
+        self,
+        work: Callable[[Worker, Item], Answer],
+        items: Sequence[Item],
+        done: Callable[[Answer], None],
+        started: Sequence[Worker] = (),
+    ) -> None:
+        """``work`` of every item, ``jobs`` at a time, each on a worker of its own."""
+        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        new = self._jobs - len(started)
+        workers = [*started, *(Worker(self._settings, self._timeout) for _ in range(new))]
+        for own in workers:
+            idle.put(own)
+        ended = False
+
+        def one(item: Item) -> None:
+            own = idle.get()
+            try:
+                answer = work(own, item)
+                with self._lock:
+                    if ended:  # the worker was killed: that is no answer
+                        return
+                    done(answer)
+                    if time.monotonic() - self._kept > _KEEP_EVERY:
+                        self.keep()
+            finally:
+                idle.put(own)
+
+        pool = ThreadPoolExecutor(self._jobs)
+        try:
+            for _ in pool.map(one, items):
+                pass
+        finally:
+            with self._lock:
+                ended = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            for own in workers:
+                own.kill()
+            pool.shutdown(wait=True)
+            for own in workers:
+                own.stop()
+
+    def _shown(self, own: Worker, group: Group, cases: list[Case]) -> str:
+        """The Python that shows a group; empty if it is right in this process."""
+        _, kind, fault = group
         # First those that can be shrunk.
-        group = sorted(group, key=lambda p: (not isinstance(p[0], ConvCase), p[0].numel))
-        if kind is Kind.REFUSES or kind is Kind.NOT_TRACEABLE:
-            line = self._spell(group[0][0])
-        else:
-            line = next(
-                filter(None, (self._confirm(own, c, kind, fault) for c, _ in group[:4])), ""
-            )
-            if not line:
-                self._artefacts.append(f"{op}, {fault}")
-                return None
-        outcomes = [r for _, r in group if isinstance(r, Outcome)]
-        stages: dict[str, float] = {}
-        for outcome in outcomes:
-            for stage in outcome.wrong:
-                stages[stage] = max(stages.get(stage, 0.0), outcome.errors[stage])
-        first = group[0][1]
-        detail = first.output if isinstance(first, Death) else first.raised.get(fault, "")
-        return Finding(op, kind, fault, stages, len(group), self._line(line), detail)
+        cases = sorted(cases, key=lambda case: (not isinstance(case, ConvCase), case.numel))
+        if kind in (Kind.REFUSES, Kind.NOT_TRACEABLE, Kind.NOT_SWEPT):
+            return self._line(self._spell(cases[0]))
+        spelled = (self._confirm(own, case, kind, fault) for case in cases[:4])
+        line = next(filter(None, spelled), "")
+        return line and self._line(line)
 
     def _confirm(self, own: Worker, case: Case, kind: Kind, fault: str) -> str:
         """How the case is spelled, made smaller if it can be; empty if it is right in this process."""
 
         def fails(result: Result) -> bool:
-            return _kind_and_fault(case, result, self._ready.traced) == (kind, fault)
+            return kind_and_fault(case, result, self._ready.traced) == (kind, fault)
 
         if isinstance(case, ConvCase):
             if not fails(own.run(case)):
@@ -234,10 +289,9 @@ class _Reporter:
             return conv_cases.shrink(case, lambda c: fails(own.run(c)), most).spell()
         for redraw in (True, False):
             answer = own.run(Spell(case, redraw))
-            if isinstance(answer, Death):
-                if fails(answer):
-                    return self._spell(case)
-            elif fails(answer[0]):
+            if isinstance(answer, Failure) or (isinstance(answer, Death) and fails(answer)):
+                return self._spell(case)
+            if isinstance(answer, tuple) and fails(answer[0]):
                 return answer[1]
         return ""
 
@@ -248,7 +302,8 @@ class _Reporter:
 
     def _line(self, spelled: str) -> str:
         options = f", device={self._settings.device!r}" + ", stock=True" * self._settings.stock
+        names = ", ".join(n for n in _SPELLED if re.search(rf"(?<![\w.]){n}\(", spelled))
         return (
-            "import torch; from torch_convfix.verify import check, tensor; "
+            f"import torch; from torch_convfix.verify import check{', ' * bool(names)}{names}; "
             f"check({spelled}{options})"
         )

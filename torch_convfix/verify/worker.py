@@ -12,7 +12,7 @@ import torch
 
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.conv_cases import ConvCase
-from torch_convfix.verify.derivatives import Call, all_stages
+from torch_convfix.verify.derivatives import Call, Failure, all_stages
 from torch_convfix.verify.devices import Device, get_device, graph_hash_fault, kernels
 from torch_convfix.verify.workers import Ready, Settings, Spell
 
@@ -33,7 +33,13 @@ def make_runner(settings: Settings, device: Device) -> Callable[[Any], Any]:
                 return outcome, request.case.spell(dtype, redraw=request.redraw)
         return run(request.call(dtype), settings.highest)
 
-    return answer
+    def answer_or_failure(request: Any) -> Any:
+        try:
+            return answer(request)
+        except Exception as e:  # of this case: it must not take the others with it
+            return Failure.of(e)
+
+    return answer_or_failure
 
 
 def main(descriptor: int) -> None:

@@ -74,6 +74,7 @@ class Worker:
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 env=_environment(self._settings),
+                process_group=0,  # an interrupt from the keyboard is for the sweep, not for a case
             )
         answer = self._ask(self._settings, _START_TIMEOUT)
         if isinstance(answer, Death):
@@ -86,6 +87,11 @@ class Worker:
         if self._process is None:
             self.start()
         return self._ask(case, self.timeout)
+
+    def kill(self) -> None:
+        """End the process from another thread: the one that waits for it is told of a death."""
+        if self._process is not None:
+            self._process.kill()
 
     def stop(self) -> None:
         """End the process."""
