@@ -158,7 +158,7 @@ def test_every_friendly_name():
 @pytest.mark.slow
 def test_command(capsys, tmp_path, monkeypatch):
     page = tmp_path / "report.html"
-    assert cli.main(["tpu", STEP, "--compare", "--json", "--html", str(page)]) == 0
+    assert cli.main(["tpu", STEP, "--compare", "--json", "-", "--html", str(page)]) == 0
     stock, ours = json.loads(capsys.readouterr().out)
     assert (stock["kernels"], ours["kernels"]) == ("stock", "ours")
     assert (stock["convolutions"], ours["convolutions"]) == (8 + GROUPS, 9)

@@ -127,6 +127,9 @@ class Killer:
 
     op = "kill"
 
+    def stages(self, highest: int) -> list[str]:
+        return all_stages(highest)
+
     def call(self, dtype: torch.dtype) -> Call:
         return Call(lambda: os.kill(os.getpid(), signal.SIGFPE))
 

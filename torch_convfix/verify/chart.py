@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
-from torch_convfix.verify.derivatives import FORWARD_MODE, VALUE, VMAP, VMAP_GRAD
+from torch_convfix.verify.derivatives import all_stages
 from torch_convfix.verify.findings import Finding
 
 _FLOOR, _CEILING = 1e-18, 1e3  # where an exact result and one that is not finite are drawn
@@ -15,10 +15,9 @@ def error_chart(errors: Mapping[str, Mapping[str, float]], faults: Sequence[Find
     from matplotlib.figure import Figure  # no pyplot: that would want a display
 
     reached = {stage for by_stage in errors.values() for stage in by_stage}
-    orders = sorted(stage for stage in reached if stage.startswith("order "))
-    stages = [s for s in (VALUE, *orders, FORWARD_MODE, VMAP, VMAP_GRAD) if s in reached]
+    stages = [stage for stage in all_stages(9, composed=3, batched=3) if stage in reached]
     wrong = {(f.op, stage) for f in faults for stage in f.stages}
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     for is_wrong, color, label in ((False, "#4477aa", "right"), (True, "#cc3311", "wrong")):
         points = [
@@ -33,7 +32,7 @@ def error_chart(errors: Mapping[str, Mapping[str, float]], faults: Sequence[Find
     axes.set_yscale("log")
     axes.set_ylim(_FLOOR / 10, _CEILING * 10)
     axes.set_xlim(-0.5, max(len(stages), 1) - 0.5)
-    axes.set_xticks(range(len(stages)), stages)
+    axes.set_xticks(range(len(stages)), stages, rotation=90)
     axes.set_ylabel("worst relative error")
     axes.spines[["top", "right"]].set_visible(False)
     if reached:

@@ -8,6 +8,7 @@ from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.conv_cases import ConvCase, references
 from torch_convfix.verify.derivatives import Call, Program, all_stages
 from torch_convfix.verify.devices import get_device, kernels
+from torch_convfix.verify.module_cases import ModuleCase
 from torch_convfix.verify.op_cases import OpCase, function
 from torch_convfix.verify.report import error_text
 from torch_convfix.verify.results import Case
@@ -36,7 +37,7 @@ def check(
     match op:
         case ConvCase():
             call = op.call()
-        case OpCase():
+        case OpCase() | ModuleCase():
             call = op.call(dtype)
         case str():
             call = Call(function(op), args, kwargs, references.get(op))
@@ -49,7 +50,9 @@ def check(
         call.must_raise = True
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outcome = compare(call, where, all_stages(orders + (call.reference is not None)), dtype)
+        highest = orders + (call.reference is not None)
+        stages = all_stages(highest, composed=highest, batched=orders)
+        outcome = compare(call, where, stages, dtype)
     _print(outcome)
     return outcome
 

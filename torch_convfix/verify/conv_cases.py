@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_convfix.verify import reference
-from torch_convfix.verify.derivatives import Call
+from torch_convfix.verify.derivatives import Call, all_stages
 from torch_convfix.verify.spelling import spell, tensor
 
 Ints = tuple[int, ...]
@@ -50,6 +50,13 @@ class ConvCase:
         """How large the case is."""
         channels = self.groups * (self.in_per_group + self.out_per_group)
         return self.batch * channels * math.prod(self.size) * math.prod(self.kernel)
+
+    def stages(self, highest: int) -> list[str]:
+        """What to compare of it: one order more, and the more compositions the fewer dimensions."""
+        dim = len(self.size)
+        smallest = dim == 1 and self.batch == self.in_per_group == self.out_per_group == 1
+        batched = 3 if smallest else 2 if dim == 1 else 1
+        return all_stages(highest + 1, composed=3 if dim == 1 else 2, batched=batched)
 
     def valid(self) -> bool:
         """Whether PyTorch defines a result for it."""

@@ -1,13 +1,16 @@
 """Every derivative of one call, on whatever device its tensors are."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from torch_convfix.verify import transforms
+from torch_convfix.verify.transforms import WORDS, Draw, order_of, real
 
 Results = dict[str, Tensor]
 
@@ -24,12 +27,10 @@ class Failure:
         return cls("".join(traceback.format_exception_only(e)).strip().splitlines()[0][:300])
 
 
-Draw = Callable[[str, Tensor], Tensor]
-
 VALUE: Final = "value"
-FORWARD_MODE = "forward mode"
-VMAP = "vmap"
-VMAP_GRAD = "vmap of gradient"
+
+
+AFTER_A_WRITE = " after a write"  # the stage on inputs that were just written in place
 
 
 def order_stage(order: int) -> str:
@@ -37,9 +38,17 @@ def order_stage(order: int) -> str:
     return f"order {order}" if order else VALUE
 
 
-def all_stages(highest: int) -> list[str]:
-    """The stages up to an order."""
-    return [*map(order_stage, range(highest + 1)), FORWARD_MODE, VMAP, VMAP_GRAD]
+def all_stages(highest: int, *, composed: int = 2, batched: int = 2) -> list[str]:
+    """The stages up to an order: up to ``composed`` the compositions of forward and reverse mode, and
+    up to ``batched`` those with vmap."""
+    orders = [order_stage(order) for order in range(highest + 1)]
+    written = [stage + AFTER_A_WRITE for stage in orders[:3]]
+    words = [
+        name
+        for name, word in WORDS.items()
+        if order_of(word) <= min(highest, batched if "V" in word else composed)
+    ]
+    return [*orders, *written, *words]
 
 
 @dataclass
@@ -62,21 +71,16 @@ class Program:
         self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         self.tensors: list[Tensor] = [self._leaves[i] for i in self._places]
 
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, tensors: Sequence[Tensor], *, copy: bool = True) -> list[Tensor]:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor.clone()  # a call in place must not reach the caller's tensors
+            # A call in place must not reach the caller's tensors.
+            leaves[place] = tensor.clone() if copy or not tensor.requires_grad else tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         outputs = [
             t for t in pytree.tree_leaves(self._fn(*args, **kwargs)) if isinstance(t, Tensor)
         ]
-        return list(map(_real, outputs))
-
-
-def _real(t: Tensor) -> Tensor:
-    if t.layout is not torch.strided:
-        t = t.to_dense()
-    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+        return list(map(real, outputs))
 
 
 def random_like(seed: int, like: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ def evaluate(
 
     Order 1 is the vector-Jacobian product with ``v``; order 2 that of order 1 with ``u``, with
     respect to the inputs and ``v``; and so on. ``draw(name, like)`` gives these cotangents. Without
-    ``vmap`` a loop takes its place.
+    ``vmap`` a loop takes its place, and nothing is written before.
     """
     names = [f"input {i}" for i, t in enumerate(tensors) if t.requires_grad]
     x = [t for t in tensors if t.requires_grad]
@@ -106,48 +110,66 @@ def evaluate(
         own = iter(x)
         return tuple(program([next(own) if t.requires_grad else t for t in tensors]))
 
+    def after_a_write(*x: Tensor) -> tuple[Tensor, ...]:
+        own = iter(map(_written, x) if vmap else x)
+        return tuple(program([next(own) if t.requires_grad else t for t in tensors], copy=not vmap))
+
+    variables = dict(zip(names, x, strict=True))
     results: dict[str, Results | Failure] = {}
-    steps = _orders(function, dict(zip(names, x, strict=True)), stages, draw)
-    stage = VALUE
-    try:
-        for stage, result in steps:
-            results[stage] = result
-            stage = _next_order(stage)
-    except Exception as e:
-        results[stage] = Failure.of(e)
-    if (
-        not x
-        or isinstance(results[VALUE], Failure)
-        or not {FORWARD_MODE, VMAP, VMAP_GRAD} & {*stages}
-    ):
+    _take_orders(results, function, variables, stages, draw, "")
+    value = results[VALUE]
+    if not x or isinstance(value, Failure):
         return results
-    over_batches = torch.func.vmap if vmap else _loop
-    batches = _batches(x)
-    cotangents = [
-        draw(f"{name} under vmap", torch.stack([y, y]))
-        for name, y in results[VALUE].items()
-        if y.is_floating_point()
-    ]
-    transforms = {
-        FORWARD_MODE: lambda: _jvp(function, x, draw),
-        VMAP: lambda: over_batches(function)(*batches),
-        VMAP_GRAD: lambda: over_batches(_gradient(function, len(x)))(*batches, *cotangents),
-    }
-    for stage, transform in transforms.items():
-        if stage in stages:
-            try:
-                results[stage] = _named(transform())
-            except Exception as e:
-                results[stage] = Failure.of(e)
+    written = [stage for stage in stages if stage.endswith(AFTER_A_WRITE)]
+    if written and vmap:
+        _take_orders(results, after_a_write, variables, written, draw, AFTER_A_WRITE)
+    elif written:
+        plain = {stage: stage.removesuffix(AFTER_A_WRITE) for stage in written}
+        results.update({s: results[p] for s, p in plain.items() if p in results})
+    outputs = {n: y for n, y in value.items() if y.is_floating_point()}
+    for stage in stages:
+        word = WORDS.get(stage)
+        if word is None:
+            continue
+        of = function if word == "V" else lambda *x: _floating(function(*x))
+        try:
+            taken = transforms.evaluate(word, of, variables, outputs, draw, vmap=vmap)
+            results[stage] = {f"output {i}": t.detach() for i, t in enumerate(taken)}
+        except Exception as e:
+            results[stage] = Failure.of(e)
     return results
 
 
-def _next_order(stage: str) -> str:
-    return order_stage(1 if stage == VALUE else int(stage.split()[1]) + 1)
+def _written(x: Tensor) -> Tensor:
+    """The same numbers, by writes in place: to a view, to its base, and to slices of it."""
+    base = x / 8  # exact, as are the products
+    view = base.view_as(base)
+    base.mul_(2)
+    if x.dim() and x.shape[-1]:
+        view.narrow(-1, 0, 1).mul_(2)
+        view.narrow(-1, 1, x.shape[-1] - 1).mul_(2)
+    else:
+        view.mul_(2)
+    base.mul_(2)
+    return view
 
 
-def _named(outputs: Sequence[Tensor]) -> Results:
-    return {f"output {i}": t.detach() for i, t in enumerate(outputs)}
+def _take_orders(
+    results: dict[str, Results | Failure],
+    function: Callable[..., tuple[Tensor, ...]],
+    variables: Mapping[str, Tensor],
+    stages: Sequence[str],
+    draw: Draw,
+    suffix: str,
+) -> None:
+    own = [stage.removesuffix(suffix) for stage in stages if stage.endswith(suffix)]
+    stage = VALUE
+    try:
+        for stage, result in _orders(function, dict(variables), own, draw):
+            results[stage + suffix] = result
+            stage = order_stage(1 if stage == VALUE else int(stage.split()[1]) + 1)
+    except Exception as e:
+        results[stage + suffix] = Failure.of(e)
 
 
 def _orders(
@@ -158,7 +180,9 @@ def _orders(
 ) -> Iterator[tuple[str, Results]]:
     results = {f"output {i}": y for i, y in enumerate(function(*variables.values()))}
     yield VALUE, {name: y.detach() for name, y in results.items()}
-    highest = max((int(s.split()[1]) for s in stages if s.startswith("order ")), default=0)
+    highest = max(
+        (int(s.split()[1]) for s in stages if s.startswith("order ") and s[6:].isdigit()), default=0
+    )
     for order in range(1, highest + 1 if variables else 1):
         cotangents = {
             name: draw(f"{name} at order {order}", y).detach().requires_grad_()
@@ -176,7 +200,7 @@ def _orders(
                 allow_unused=True,
             )
         results = {
-            name: _real(torch.zeros_like(v) if g is None else g)
+            name: real(torch.zeros_like(v) if g is None else g)
             for (name, v), g in zip(variables.items(), gradients, strict=True)
         }
         yield order_stage(order), {name: g.detach() for name, g in results.items()}
@@ -186,32 +210,3 @@ def _orders(
 
 def _floating(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [y for y in outputs if y.is_floating_point()]
-
-
-def _jvp(function: Callable[..., Any], x: list[Tensor], draw: Draw) -> Sequence[Tensor]:
-    tangents = tuple(draw(f"tangent {i}", t) for i, t in enumerate(x))
-    return torch.func.jvp(
-        lambda *x: _floating(function(*x)), tuple(t.detach() for t in x), tangents
-    )[1]
-
-
-def _batches(x: list[Tensor]) -> list[Tensor]:
-    flipped = [t.detach().reshape(-1).flip(0).reshape(t.shape) for t in x]
-    return [torch.stack([t.detach(), f]) for t, f in zip(x, flipped, strict=True)]
-
-
-def _loop(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
-    def over_batches(*batches: Tensor) -> Sequence[Tensor]:
-        outputs = [function(*sample) for sample in zip(*batches, strict=True)]
-        return [torch.stack(ys) for ys in zip(*outputs, strict=True)]
-
-    return over_batches
-
-
-def _gradient(function: Callable[..., Any], count: int) -> Callable[..., Sequence[Tensor]]:
-    def gradient(*x_and_cotangents: Tensor) -> Sequence[Tensor]:
-        x, cotangents = x_and_cotangents[:count], x_and_cotangents[count:]
-        _, pullback = torch.func.vjp(lambda *x: _floating(function(*x)), *x)
-        return pullback(list(cotangents))
-
-    return gradient

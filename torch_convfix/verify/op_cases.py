@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_convfix.verify.conv_cases import references
-from torch_convfix.verify.derivatives import Call
+from torch_convfix.verify.derivatives import Call, all_stages
 from torch_convfix.verify.spelling import Unspellable, redrawn, spell, tensor
 
 _NN = """
@@ -51,6 +51,11 @@ class OpCase:
     variant: str
     index: int
     numel: int
+    batched: int = 2  # the highest order that is composed with vmap
+
+    def stages(self, highest: int) -> list[str]:
+        """What to compare of it."""
+        return all_stages(highest, batched=self.batched)
 
     def _sample(self, dtype: torch.dtype) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return _samples(self.op, self.variant, dtype)[self.index]
@@ -220,4 +225,6 @@ def op_cases(
             if kept < most and not features <= seen:
                 seen |= features
                 kept += 1
-                yield OpCase(info.name, info.variant_test_name, i, _numel(args, kwargs))
+                numel = _numel(args, kwargs)
+                # All compositions, which take the most time, of the first.
+                yield OpCase(info.name, info.variant_test_name, i, numel, 2 if kept == 1 else 1)

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch_convfix.verify.compare import Outcome
 from torch_convfix.verify.conv_cases import ConvCase
-from torch_convfix.verify.derivatives import Failure
+from torch_convfix.verify.derivatives import AFTER_A_WRITE, Failure
 from torch_convfix.verify.findings import Finding, Kind
+from torch_convfix.verify.module_cases import ModuleCase
 from torch_convfix.verify.op_cases import OpCase
 from torch_convfix.verify.report import Environment, Report
 from torch_convfix.verify.workers import Death
 
-Case = ConvCase | OpCase
+Case = ConvCase | OpCase | ModuleCase
 Result = Outcome | Death | Failure  # the last: the sweep itself raised
 Group = tuple[str, Kind, str]  # the operator, what is wrong with it, and where
 
@@ -28,6 +29,8 @@ def kind_and_fault(case: Case, result: Result, traced: bool) -> tuple[Kind, str]
         return (Kind.NOT_TRACEABLE if traced else Kind.CRASH), result.how
     if result.fault():
         return (Kind.ACCEPTS if result.accepted else Kind.WRONG), result.fault()
+    if written := [s for s in result.raised if s.removesuffix(AFTER_A_WRITE) in result.errors]:
+        return Kind.RAISES, written[0]
     if result.raised:
         kind = Kind.RAISES if isinstance(case, ConvCase) else Kind.REFUSES
         return kind, next(iter(result.raised))

@@ -19,6 +19,7 @@ from torch_convfix.verify.compare import TOLERANCES
 from torch_convfix.verify.conv_cases import ConvCase
 from torch_convfix.verify.derivatives import Failure
 from torch_convfix.verify.findings import Kind
+from torch_convfix.verify.module_cases import module_cases
 from torch_convfix.verify.op_cases import op_cases
 from torch_convfix.verify.report import Environment, Report
 from torch_convfix.verify.results import (
@@ -40,7 +41,7 @@ _DTYPES = [str(dtype).removeprefix("torch.") for dtype in TOLERANCES]
 _TIMEOUT = 180.0  # seconds a case may take
 _MOST_DEATHS_TO_SHRINK = 4  # each costs a start of the process
 _KEEP_EVERY = 5.0  # seconds
-_SPELLED = ("tensor", "OpCase", "ConvCase")  # names that a line may need
+_SPELLED = ("tensor", "ConvCase", "OpCase", "ModuleCase")  # names that a line may need
 
 
 class CannotStart(ValueError):
@@ -74,7 +75,7 @@ def run(
             computes, float32 elsewhere.
         orders: the highest order of derivatives; convolutions go one further.
         stock: run with the device's own kernels in place of ours.
-        all_ops: take all of PyTorch's operator database, not only what convolutional nets use.
+        all_ops: take all of PyTorch's operator and module databases, not only what convolutional nets use.
         only: a pattern for the operators' names, as ``"nn.functional.conv*"``.
         imports: modules to import first, for a backend that registers itself.
         tolerance: relative error from which a result is wrong; by default by ``dtype``.
@@ -135,6 +136,7 @@ def _cases(dtype: str, count: int, seed: int, all_ops: bool, only: str) -> Itera
     return itertools.chain(
         (case for case in convolutions if fnmatchcase(case.op, only)),
         op_cases(getattr(torch, dtype), all_ops=all_ops, only=only),
+        module_cases(getattr(torch, dtype), all_ops=all_ops, only=only),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_convfix.verify.compare import Outcome, compare
 from torch_convfix.verify.conv_cases import ConvCase
-from torch_convfix.verify.derivatives import Call, Failure, all_stages
+from torch_convfix.verify.derivatives import Call, Failure
 from torch_convfix.verify.devices import Device, get_device, graph_hash_fault, kernels
 from torch_convfix.verify.workers import Ready, Settings, Spell
 
@@ -21,17 +21,18 @@ def make_runner(settings: Settings, device: Device) -> Callable[[Any], Any]:
     """What answers each request."""
     dtype = getattr(torch, settings.dtype) if settings.dtype else device.default_dtype()
 
-    def run(call: Call, highest: int) -> Outcome:
-        return compare(call, device, all_stages(highest), dtype, settings.tolerance)
+    def run(case: Any, call: Call) -> Outcome:
+        stages = case.stages(settings.highest)
+        return compare(call, device, stages, dtype, settings.tolerance)
 
     def answer(request: Any) -> Any:
         match request:
             case ConvCase():
-                return run(request.call(), settings.highest + 1)
+                return run(request, request.call())
             case Spell():
-                outcome = run(request.case.call(dtype, redraw=request.redraw), settings.highest)
+                outcome = run(request.case, request.case.call(dtype, redraw=request.redraw))
                 return outcome, request.case.spell(dtype, redraw=request.redraw)
-        return run(request.call(dtype), settings.highest)
+        return run(request, request.call(dtype))
 
     def answer_or_failure(request: Any) -> Any:
         try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from torch_convfix.verify.module_cases import ModuleCase
 from torch_convfix.verify.op_cases import OpCase
 
 _START_TIMEOUT = 600.0
@@ -33,7 +34,7 @@ class Settings:
 class Spell:
     """Asks for the line that repeats a failing case, on inputs of few words if it fails on them."""
 
-    case: OpCase
+    case: OpCase | ModuleCase
     redraw: bool
 
 
