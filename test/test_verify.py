@@ -12,18 +12,22 @@ from random import Random
 import pytest
 import torch
 import wrong_kernels
+import wrong_rules
 from rich.console import Console
 
 from torch_convfix.commands import cli
 from torch_convfix.verify import check, conv_cases, tensor
 from torch_convfix.verify.compare import Outcome, compare
-from torch_convfix.verify.derivatives import Call, all_stages
+from torch_convfix.verify.derivatives import AFTER_A_WRITE, Call, Failure, all_stages
 from torch_convfix.verify.devices import Device
 from torch_convfix.verify.findings import Finding, Kind
+from torch_convfix.verify.module_cases import ModuleCase, module_cases
+from torch_convfix.verify.op_cases import OpCase, op_cases
 from torch_convfix.verify.report import Comparison, Environment, Report, error_text
-from torch_convfix.verify.spelling import spell
-from torch_convfix.verify.sweep import run
-from torch_convfix.verify.workers import Death, Settings, worker
+from torch_convfix.verify.results import kind_and_fault
+from torch_convfix.verify.spelling import Unspellable, spell
+from torch_convfix.verify.sweep import CannotStart, run
+from torch_convfix.verify.workers import Death, Settings, Worker, worker
 
 CPU = Device("cpu")
 
@@ -141,6 +145,100 @@ def test_a_death_is_a_result_and_the_next_case_runs(monkeypatch: pytest.MonkeyPa
         death = own.run(Killer())
         assert isinstance(death, Death) and death.how == "SIGFPE"
         assert own.run(in_two_dimensions()[0]).fault() == ""
+
+
+class Undrawn(Killer):
+    """A case that cannot be drawn."""
+
+    op = "undrawn"
+
+    def call(self, dtype: torch.dtype) -> Call:
+        raise RuntimeError("no such sample")
+
+
+@pytest.mark.slow
+def test_an_exception_about_a_case_is_a_result(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    with worker(Settings("cpu", imports=("test_verify",)), timeout=100) as own:
+        failure = own.run(Undrawn())
+        assert failure == Failure("RuntimeError: no such sample")
+        assert own.run(in_two_dimensions()[0]).fault() == ""
+    assert kind_and_fault(Undrawn(), failure, False) == (Kind.NOT_SWEPT, failure.line)
+
+
+def test_what_has_no_literal_is_spelled_as_its_case():
+    case = next(iter(op_cases(torch.float64, all_ops=True, only="sparse.mm")))
+    spelled = case.spell(torch.float64, redraw=False)
+    assert eval(spelled, {"OpCase": OpCase}) == case
+    with pytest.raises(Unspellable, match="layout"):
+        spell("sum", [torch.eye(2).to_sparse()], {})
+
+
+@pytest.mark.parametrize(
+    "stage", ["", "order 2", "forward over reverse", "reverse over forward", "forward over forward"]
+)
+def test_a_rule_that_one_composition_alone_uses(stage: str):
+    call = Call(wrong_rules.cube(stage), (tensor(3),), reference=lambda x: x**3)
+    outcome = compare(call, CPU, all_stages(2), torch.float64)
+    assert not outcome.raised
+    # And with vmap around it; the Hessian is forward over reverse along several directions.
+    names = {stage.replace("order 2", "reverse over reverse"), stage} if stage else set()
+    names |= {"Hessian"} if stage == "forward over reverse" else set()
+    with_vmap = {w for w in outcome.wrong if "vmap" in w or AFTER_A_WRITE in w}
+    assert {*outcome.wrong} - with_vmap == names
+    assert bool(with_vmap) == bool(stage)
+
+
+def test_what_is_wrong_after_a_write_alone_is_found():
+    def stale(x: torch.Tensor) -> torch.Tensor:
+        return x * (x if x._base is None else x.detach())
+
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if x._base is not None:
+            raise ValueError("a view")
+        return x * x
+
+    outcome = compare(Call(stale, (tensor(2, 3),)), CPU, all_stages(2), torch.float64)
+    assert [*outcome.wrong] == ["order 1 after a write", "order 2 after a write"]
+    call = Call(refuses, (tensor(2, 3),), reference=lambda x: x * x)
+    outcome = compare(call, CPU, all_stages(2), torch.float64)
+    case = OpCase("square", "", 0, 6)
+    assert kind_and_fault(case, outcome, False) == (Kind.RAISES, "value after a write")
+
+
+def test_modules_in_training_and_evaluation_are_compared():
+    cases = list(module_cases(torch.float64, only="nn.BatchNorm2d"))
+    assert {case.training for case in cases} == {True, False}
+    for case in cases[:: len(cases) - 1]:
+        outcome = compare(case.call(torch.float64), CPU, case.stages(2), torch.float64)
+        assert not outcome.fault() and outcome.errors["order 2"] < 1e-12
+        assert eval(case.spell(torch.float64, redraw=False), {"ModuleCase": ModuleCase}) == case
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch):
+    kept: list[Report] = []
+
+    def interrupt(done: int, of: int, op: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    options = {"only": "nn.functional.celu", "jobs": 1}
+    with pytest.raises(KeyboardInterrupt):
+        run("cpu", progress=interrupt, keep=kept.append, **options)
+    part = json.loads(kept[-1].to_json())
+    assert not kept[-1].ok and (part["cases"], len(part["rows"])) == (3, 3) and part["planned"] > 3
+
+    ran: list[object] = []
+    of_a_worker = Worker.run
+    monkeypatch.setattr(Worker, "run", lambda w, c: ran.append(c) or of_a_worker(w, c))
+    report = run("cpu", resume=part, **options)
+    assert report.ok and report.cases == part["planned"] == 3 + len(ran)
+    assert report.rows[:3] == part["rows"]
+    again = run("cpu", resume=json.loads(report.to_json()), **options)
+    assert again.rows == report.rows and report.cases == 3 + len(ran)
+    with pytest.raises(CannotStart, match="dtype"):
+        run("cpu", resume=part, dtype="float64", **options)
 
 
 def test_a_worker_that_does_not_start_says_why():
@@ -268,7 +366,7 @@ def test_a_fault_of_a_sweep_is_not_taken_for_a_refusal(monkeypatch):
     def raises(*args: object) -> None:
         raise ValueError("of the sweep")
 
-    monkeypatch.setattr("torch_convfix.verify.sweep._in_workers", raises)
+    monkeypatch.setattr("torch_convfix.verify.sweep._Sweep._in_workers", raises)
     with pytest.raises(ValueError, match="of the sweep"):
         cli.main(["verify", "--device", "cpu", "--only", "nn.functional.celu"])
 
