@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
 
-from torch_convfix import _C
+from torch_convfix import _C, _xla_module
 
 OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
@@ -51,6 +51,8 @@ def _import_stack(device: str) -> None:
     if not is_installed(module):
         raise ValueError(f"device {device!r} needs {module}, which is not installed")
     importlib.import_module(module)
+    if device == "xla":
+        _xla_module.register()
 
 
 def _hardware(device: str) -> Hardware:

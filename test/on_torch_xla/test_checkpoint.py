@@ -1,0 +1,67 @@
+"""torch.utils.checkpoint on XLA: derivatives of derivatives, and the generator put back."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from device import DEVICE, on_xla
+from support import worst_error
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def step(x: Tensor, w: Tensor, *, preserve: bool, checkpointed: bool = True) -> Sequence[Tensor]:
+    def net(x: Tensor, w: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(F.conv2d(x.sin(), w), inplace=True), 2)
+
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    extra = {"use_reentrant": False, "preserve_rng_state": preserve}
+    y = checkpoint(net, x, w, **extra) if checkpointed else net(x, w)
+    (gradient,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+    return [y, gradient, *torch.autograd.grad(gradient.square().sum(), [x, w])]
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+def test_second_order(preserve: bool):
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(2, 3, 6, 6), (4, 3, 3, 3)]
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]
+    got = on_xla(lambda *t: step(*t, preserve=preserve), *inputs)
+    assert worst_error(got, step(*inputs, preserve=preserve, checkpointed=False)) < 1e-10
+
+
+def dropped(preserve: bool) -> bool:
+    """Whether the recomputed forward drops what the forward dropped."""
+    masks = []
+
+    def net(x: Tensor) -> Tensor:
+        y = F.dropout(x, 0.5)
+        masks.append((y.detach() != 0).clone())
+        return y.exp()
+
+    x = torch.ones(1000, device=DEVICE, requires_grad=True)
+    extra = {"use_reentrant": False, "preserve_rng_state": preserve}
+    checkpoint(net, x, **extra).sum().backward()
+    first, second = on_xla(lambda: masks)
+    return torch.equal(first, second)
+
+
+def test_dropout_is_recomputed_with_the_same_mask():
+    assert dropped(preserve=True)
+    assert not dropped(preserve=False)
+
+
+def test_the_generator_goes_back():
+    state = torch.xla.get_rng_state()
+    first = torch.rand(8, device=DEVICE)
+    torch.xla.set_rng_state(state)
+    again = torch.rand(8, device=DEVICE)
+    other = torch.rand(8, device=DEVICE)
+    first, again, other = on_xla(lambda: [first, again, other])
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_a_foreign_state_is_refused():
+    with pytest.raises(ValueError, match=r"new_state must be a uint8 tensor of shape \[8\]"):
+        torch.xla.set_rng_state(torch.get_rng_state())
