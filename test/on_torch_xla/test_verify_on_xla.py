@@ -1,7 +1,9 @@
 """Sweeps of torch_xla: what stock gets wrong is found, a death is lived through, ours is clean."""
 
 import pytest
+import torch
 
+from torch_convfix.verify import check, tensor
 from torch_convfix.verify.findings import Kind
 from torch_convfix.verify.sweep import run
 
@@ -20,3 +22,17 @@ def test_ours_is_clean():
     report = run("xla", cases=4, only="nn.functional.*pool2d", jobs=1)
     assert report.ok, str(report)
     assert report.compared > 40
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("cross_entropy", (tensor(3, 4), torch.tensor([0, 1, 3]))),
+        ("adaptive_max_pool1d", (tensor(1, 2, 6), 2)),
+        ("adaptive_max_pool2d", (tensor(1, 2, 4, 4), 2)),
+    ],
+)
+def test_what_stock_has_wrong_in_forward_over_reverse_alone(op, args):
+    outcome = check(f"nn.functional.{op}", *args, stock=True)
+    assert {"forward over reverse", "Hessian"} <= {*outcome.wrong}
+    assert "order 2" in outcome.errors and not [s for s in outcome.wrong if s.startswith("order")]

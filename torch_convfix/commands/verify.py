@@ -1,6 +1,6 @@
 """Compare the operators of convolutional nets on a device with float64 on the CPU, at every order.
 
-All of it takes some ten minutes on two cores. Exit code 1 if any number is wrong, any call ends the
+Interrupted, it leaves in --json FILE what it found, and --resume goes on. Exit code 1 if any number is wrong, any call ends the
 process, or a convolution raises; with --compare, the exit code is that of ours. 2 if it cannot start.
 """
 
