@@ -75,8 +75,21 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
 
 const std::vector<DerivativeFix>& lacking_derivatives() {
   constexpr auto kLacks = "PyTorch has no derivative of it";
+  constexpr auto kNoForwardMode = "PyTorch has no forward mode of it";
   static const std::vector<DerivativeFix> fixes{
       {"hardsigmoid_backward", kLacks, make_hardsigmoid_backward},
+      {"grid_sampler_2d", kNoForwardMode, make_grid_sampler_2d},
+      {"grid_sampler_2d_backward", kLacks, make_grid_sampler_2d_backward},
+      {"grid_sampler_3d", kNoForwardMode, make_grid_sampler_3d},
+      {"grid_sampler_3d_backward", kLacks, make_grid_sampler_3d_backward},
+      {"_scaled_dot_product_flash_attention_for_cpu", kNoForwardMode, make_flash_attention_for_cpu},
+      {"_scaled_dot_product_flash_attention_for_cpu_backward", kLacks,
+       make_flash_attention_for_cpu_backward},
+      {"_scaled_dot_product_fused_attention_overrideable", kNoForwardMode, make_overrideable_attention},
+      {"_scaled_dot_product_fused_attention_overrideable_backward", kLacks,
+       make_overrideable_attention_backward},
+      {"_scaled_dot_product_cudnn_attention", kNoForwardMode, make_cudnn_attention},
+      {"_scaled_dot_product_cudnn_attention_backward", kLacks, make_cudnn_attention_backward},
   };
   return fixes;
 }

@@ -23,6 +23,13 @@ MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_los
     make_nll_loss2d_forward;
 // arguments.cpp
 MakeFix make_amax, make_amin, make_norm, make_roll;
+// grid_sample.cpp
+MakeFix make_grid_sampler_2d, make_grid_sampler_2d_backward;
+MakeFix make_grid_sampler_3d, make_grid_sampler_3d_backward;
+// attention.cpp
+MakeFix make_flash_attention_for_cpu, make_flash_attention_for_cpu_backward;
+MakeFix make_overrideable_attention, make_overrideable_attention_backward;
+MakeFix make_cudnn_attention, make_cudnn_attention_backward;
 // embedding.cpp
 MakeFix make_embedding;
 

@@ -23,6 +23,7 @@ ROWS = {
     "embedding": (
         "order 2", f"lambda w, i: torch.nn.functional.embedding(i, w), tensor(3, 4), {_LABELS}"
     ),
+    "grid_sample": ("order 2", "'nn.functional.grid_sample', tensor(1, 2, 4, 5), tensor(1, 3, 3, 2, seed=1)"),
 }  # fmt: skip
 LEDGER = pathlib.Path(__file__).parents[2] / "docs" / "derivative-faults.md"
 
