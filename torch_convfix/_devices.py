@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeVar
 
-from torch_convfix import _C, _xla_module
+from torch_convfix import _C, _lazy_modules, _xla_module
 
 OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
@@ -53,6 +53,7 @@ def _import_stack(device: str) -> None:
     importlib.import_module(module)
     if device == "xla":
         _xla_module.register()
+        _lazy_modules.mend()
 
 
 def _hardware(device: str) -> Hardware:
