@@ -5,6 +5,8 @@ import torch
 from device import DEVICE, on_xla
 from torch import nn
 
+import torch_convfix  # noqa: F401
+
 MODULES = {
     "LazyConv1d": (lambda: nn.LazyConv1d(4, 3), (2, 3, 6)),
     "LazyConv2d": (lambda: nn.LazyConv2d(4, 3), (2, 3, 6, 6)),
