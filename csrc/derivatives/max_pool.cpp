@@ -128,7 +128,7 @@ bool is_empty(const at::Tensor& t) {
   return numel && *numel == 0;
 }
 
-// Where the gradient will not be differentiated, the stock kernel; forward mode is right there too.
+// Where the gradient will not be differentiated, the stock kernel.
 template <int64_t dim>
 torch::CppFunction make_backward() {
   const auto stock = std::make_shared<Stock>(
@@ -138,7 +138,10 @@ torch::CppFunction make_backward() {
                                 const at::Tensor& self, at::IntArrayRef kernel_size,
                                 at::IntArrayRef stride, at::IntArrayRef padding,
                                 at::IntArrayRef dilation, bool ceil_mode, const at::Tensor& indices) {
-    if (!at::GradMode::is_enabled() || !grad_output.requires_grad() || is_empty(grad_output)) {
+    // torch_xla looks for the maxima again, in what core's forward mode hands it for self: the tangent.
+    const bool tangents = has_tangent(grad_output) || has_tangent(self);
+    const bool graph = at::GradMode::is_enabled() && grad_output.requires_grad();
+    if (!(tangents || graph) || is_empty(grad_output)) {
       return (*stock)(
           keys, {grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices});
     }
@@ -148,7 +151,7 @@ torch::CppFunction make_backward() {
   });
 }
 
-// torch_xla looks for the maxima again, in what core's forward mode hands it for self: the tangent.
+// Stock fails in forward mode as the others do.
 at::Tensor adaptive_max_pool2d_backward(
     const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& indices) {
   return at::zeros_like(self)

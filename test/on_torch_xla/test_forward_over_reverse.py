@@ -48,6 +48,15 @@ POOLS = {
     "adaptive_max_pool3d": ((1, 4, 5, 3), lambda x: F.adaptive_max_pool3d(x, 2).sin().sum()),
     "max_pool2d": ((1, 2, 5, 5), lambda x: F.max_pool2d(x, 3, 2, 1).sin().sum()),
 }
+# With a cotangent that does not depend on the input, so that the tangent is the input's alone.
+CONSTANT = {
+    f"{name} of a constant": (size, lambda x, f=f: (f(x) * torch.ones_like(f(x)).cumsum(-1)).sum())
+    for name, size, f in (
+        ("max_pool2d", (1, 2, 5, 5), lambda x: F.max_pool2d(x, 2)),
+        ("max_pool3d", (1, 4, 4, 4), lambda x: F.max_pool3d(x, 2)),
+        ("adaptive_max_pool1d", (2, 6), lambda x: F.adaptive_max_pool1d(x, 2)),
+    )
+}
 HIDDEN = {
     "cross": ((3, 4), lambda x: torch.cross(x, x * x, dim=0).sin().sum()),
     "inverse": ((3, 3), lambda x: torch.inverse(x).sin().sum()),
@@ -82,7 +91,7 @@ ACTIVATIONS = {
         "tanh": torch.tanh,
     }.items()
 }
-CASES = LOSSES | POOLS | HIDDEN | ACTIVATIONS
+CASES = LOSSES | POOLS | CONSTANT | HIDDEN | ACTIVATIONS
 # Wrong by the whole term, or by the number of targets.
 WRONG_IN_STOCK = ("mean", "weighted", "images", "adaptive_max_pool2d", "cross", "qr", "inverse")
 
