@@ -22,6 +22,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   constexpr auto kSlow = "its derivative loops over every output";
   constexpr auto kDivisor = "divisor_override is wrong at the border, and not in the hash";
   constexpr auto kHidden = "forward mode and vmap of the gradient are wrong";
+  constexpr auto kReflected =
+      "the second derivative, and the grid's gradient where points are reflected";
   constexpr auto kEmpty = "an empty list of dimensions reduces nothing";
   constexpr auto kTotal = "total_weight, by which forward mode divides, is 1";
   static const std::vector<DerivativeFix> none;
@@ -69,6 +71,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
       {"celu", "alpha scales the result alone", make_celu},
       {"celu_", "alpha scales the result alone", make_celu_},
       {"embedding", "the second derivative is dropped", make_embedding},
+      {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
+      {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
   };
   return device == "xla" ? xla : device == "tpu" ? tpu : none;
 }

@@ -263,7 +263,32 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
       output_mask[1] ? sampling.grad_grid(grad_output, input, grid) : none(grid)};
 }
 
+// TorchTPU's gradient of the grid is wrong where points are reflected.
+template <class Op>
+torch::CppFunction make_unless_reflected() {
+  return torch::CppFunction([](c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                               const at::Tensor& input, const at::Tensor& grid,
+                               int64_t interpolation_mode, int64_t padding_mode, bool align_corners,
+                               std::array<bool, 2> output_mask) {
+    return static_cast<Padding>(padding_mode) == Padding::Reflection
+               ? grid_sampler_backward(
+                     grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
+                     output_mask)
+               : Differentiable<Op, &grid_sampler_backward>::call(
+                     keys, grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
+                     output_mask);
+  });
+}
+
 }  // namespace
+
+torch::CppFunction make_unless_reflected_2d() {
+  return make_unless_reflected<at::_ops::grid_sampler_2d_backward>();
+}
+
+torch::CppFunction make_unless_reflected_3d() {
+  return make_unless_reflected<at::_ops::grid_sampler_3d_backward>();
+}
 
 torch::CppFunction make_grid_sampler_2d() {
   return make_forward_differentiable<at::_ops::grid_sampler_2d, &grid_sampler>();

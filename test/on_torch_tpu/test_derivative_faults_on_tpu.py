@@ -25,6 +25,11 @@ ROWS = {
     ),
     "grid_sample": ("order 2", "'nn.functional.grid_sample', tensor(1, 2, 4, 5), tensor(1, 3, 3, 2, seed=1)"),
 }  # fmt: skip
+# Stock is wrong as soon as a point lies beyond the image: at order 1, and in the vmap of the gradient.
+_REFLECTED = (
+    "lambda x, g: torch.nn.functional.grid_sample(x, g * 3, padding_mode='reflection'), "
+    "tensor(1, 2, 4, 5), tensor(1, 3, 3, 2, seed=1)"
+)
 LEDGER = pathlib.Path(__file__).parents[2] / "docs" / "derivative-faults.md"
 
 
@@ -46,6 +51,12 @@ def test_stock_has_the_fault_and_ours_has_not(name: str):
     assert fault(call, stock=True) == first
     assert fault(call, stock=False) == ""
     assert f"| torch_tpu 0.2.0 | {name} | {first} |" in LEDGER.read_text()
+
+
+@pytest.mark.slow
+def test_reflected_points():
+    assert fault(_REFLECTED, stock=True) == "order 1"
+    assert fault(_REFLECTED, stock=False) == ""
 
 
 @pytest.mark.slow
