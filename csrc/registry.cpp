@@ -12,6 +12,7 @@
 #include "convolution/meta.h"
 #include "derivatives/derivative_fixes.h"
 #include "dynamic/dynamic_shapes.h"
+#include "graph_hash/graph_hash.h"
 
 namespace torch_convfix {
 namespace {
@@ -48,6 +49,14 @@ class Kernels {
     registrations_.push_back({device_, op, c10::toString(key), purpose});
   }
 
+  void mend_graph_hash() {
+    if (graph_hash_.emplace()) {
+      registrations_.push_back(
+          {device_, "LazyGraphExecutor::RunPostOrder", "none",
+           "graphs that differ in what they share get hashes of their own"});
+    }
+  }
+
   const Options& options() const {
     return options_;
   }
@@ -60,6 +69,7 @@ class Kernels {
   Options options_;
   std::vector<std::unique_ptr<torch::Library>> libraries_;
   std::vector<Registration> registrations_;
+  std::optional<GraphHashMend> graph_hash_;
 };
 
 std::mutex mutex;
@@ -130,6 +140,7 @@ std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& 
       autograd, "_convolution_double_backward", "no loop over groups",
       TORCH_FN(convolution_double_backward));
   if (device == "xla") {
+    kernels->mend_graph_hash();
     add_overrideable(*kernels);
     add_dynamic(*kernels, dynamic_convolutions());
     if (options.dynamic) {

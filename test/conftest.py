@@ -29,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # pytest-xdist's controller runs no test
     # With torch_xla most of the time is LLVM's; the larger steps of TorchTPU's tests need its code.
     if config.getoption("--quick") and importlib.util.find_spec("torch_xla"):
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

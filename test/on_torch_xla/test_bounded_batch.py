@@ -13,6 +13,8 @@ from support import worst_error
 
 import torch_convfix
 
+pytestmark = pytest.mark.xdist_group("bounded_batch")  # its fixtures are a minute of compiling
+
 
 def run(path: Path, *names: str, stock: bool = False) -> dict:
     # Every size asked for is a program, so few kept ones would be compiled again and again.

@@ -8,6 +8,8 @@ import sys
 import pytest
 import stablehlo_exports
 
+pytestmark = pytest.mark.xdist_group("stablehlo_export")  # one fixture
+
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
