@@ -126,10 +126,15 @@ def check_many(check: Callable[..., None], strategy: st.SearchStrategy[Any], cou
 
 
 @st.composite
-def cases(draw: st.DrawFn, batched: bool | None = None) -> Case:
+def cases(
+    draw: st.DrawFn,
+    batched: bool | None = None,
+    dim: int | None = None,
+    transposed: bool | None = None,
+) -> Case:
     """Geometries of every kind that PyTorch takes, small enough to differentiate three times."""
-    dim = draw(st.integers(1, 3))
-    transposed = draw(st.booleans())
+    dim = draw(st.integers(1, 3)) if dim is None else dim
+    transposed = draw(st.booleans()) if transposed is None else transposed
 
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw(st.integers(low, high)) for _ in range(dim))

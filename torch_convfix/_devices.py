@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
 Grouped = Literal["direct", "merge"]
 
+_GRAPH_HASH = "LazyGraphExecutor::RunPostOrder"  # the mend's row among the registrations
 _MOST_SHAPES = 10  # to print
 
 _E = TypeVar("_E", bound=Enum)
@@ -102,6 +104,12 @@ def enable(
         dynamic = device == "xla" and bool(os.environ.get("XLA_EXPERIMENTAL"))
     options = _C.Options(padding, chosen, derivatives, merging, dynamic=dynamic)
     _C.enable(device, options)
+    if device == "xla" and not any(r[1] == _GRAPH_HASH for r in _C.registrations()):
+        warnings.warn(
+            "this torch_xla's graph hash could not be mended: it may run one graph's program for "
+            "another. Call torch_xla.sync() once, with all results alive, before reading any",
+            stacklevel=2,
+        )
 
 
 def disable(device: str = "xla") -> None:

@@ -22,6 +22,7 @@ def test_ours_is_clean():
     report = run("xla", cases=4, only="nn.functional.*pool2d", jobs=1)
     assert report.ok, str(report)
     assert report.compared > 40
+    assert not report.environment.graph_hash_fault
 
 
 @pytest.mark.parametrize(
