@@ -1,21 +1,19 @@
 """Compare a whole model or loss on a device with float64 on the CPU, and name the call to blame."""
 
 import contextlib
-import functools
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from torch_convfix._target import as_function
-from torch_convfix.verify.compare import Outcome, compare
+from torch_convfix.verify.calls import Recorded, Recorder, tensors_of
+from torch_convfix.verify.compare import REFUSED, Outcome, compare
+from torch_convfix.verify.cut import OtherCallsError, Target, first_wrong
 from torch_convfix.verify.derivatives import (
     VALUE,
     Call,
@@ -25,32 +23,33 @@ from torch_convfix.verify.derivatives import (
     random_like,
 )
 from torch_convfix.verify.devices import Device, get_device, kernels
+from torch_convfix.verify.differences import TOLERANCE, error_of_order
 from torch_convfix.verify.report import error_text
-
-# Not calls of the forward: they differentiate, or change what is differentiated.
-_SKIPPED = {
-    torch.autograd.grad,
-    torch.autograd.backward,
-    torch.Tensor.backward,
-    torch.Tensor.detach,
-    torch.Tensor.requires_grad_,
-}
 
 
 @dataclass
 class Blame:
-    """A call that, alone and with the inputs that it had, is wrong."""
+    """A call that is wrong: alone with the inputs that it had, or as the end of the calls up to it."""
 
     name: str
     where: str  # file:line of the caller
     shapes: list[tuple[int, ...]]
     outcome: Outcome
+    alone: bool = True
+    feeds: list[str] = field(default_factory=list)  # the calls that made or wrote its inputs
+
+    @classmethod
+    def of(cls, call: Recorded, outcome: Outcome, *, alone: bool = True) -> "Blame":
+        """A call by its record."""
+        shapes = [tuple(t.shape) for t in tensors_of(call.args, call.kwargs)]
+        return cls(call.name, call.where, shapes, outcome, alone, call.feeds)
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(s)) for s in self.shapes)
+        fed = "" if self.alone else "".join(f", fed by {feed}" for feed in self.feeds)
         parts = [f"{s} by {error_text(self.outcome.errors[s])}" for s in self.outcome.wrong]
         parts += [f"{s} raises {line}" for s, line in self.outcome.raised.items()]
-        return f"{self.name}({shapes}) at {self.where}: {', '.join(parts)}"
+        return f"{self.name}({shapes}) at {self.where}{fed}: {', '.join(parts)}"
 
 
 @dataclass
@@ -63,23 +62,34 @@ class AuditReport:
     calls: int = 0
     blamed: list[Blame] = field(default_factory=list)
     outside: int = 0  # tensors that it differentiates and that are not among the inputs
+    random: str = ""  # the first call that draws random numbers
+    # Stages that PyTorch lacks on the CPU, compared with ours there: the error of the reference against
+    # finite differences, None where these say nothing; and PyTorch's refusal.
+    ours: dict[str, tuple[float | None, str]] = field(default_factory=dict)
+    cut: str = ""  # what cutting the forward found
 
     @property
     def ok(self) -> bool:
         """Whether something was compared, nothing was left out, and all agrees."""
         wrong = self.outcome.wrong or self.outcome.raised or self.blamed
-        return bool(self.outcome.errors) and not (wrong or self.outside)
+        unsure = [e for e, _ in self.ours.values() if e is None or e > TOLERANCE]
+        left_out = self.outside or self.outcome.refused or unsure
+        return bool(self.outcome.errors) and not (wrong or left_out)
 
     def __str__(self) -> str:
         lines = []
         for stage, error in self.outcome.errors.items():
             verdict = f"WRONG by {error_text(error)}" if stage in self.outcome.wrong else "right"
-            lines.append(f"{stage}: {verdict}")
+            lines.append(f"{stage}: {verdict}{self._reference(stage)}")
         lines += [f"{stage}: raises {line}" for stage, line in self.outcome.raised.items()]
         lines += [
             f"{stage}: the CPU refuses: {line}" for stage, line in self.outcome.refused.items()
         ]
-        if self.outcome.skipped:
+        if self.outcome.skipped == "random" and self.random:
+            lines.append(
+                f"not compared: random, by {self.random}: call eval(), or give what is drawn as an input"
+            )
+        elif self.outcome.skipped:
             lines.append(f"not compared: {self.outcome.skipped}")
         elif not self.outcome.raised:
             left = [
@@ -91,10 +101,20 @@ class AuditReport:
                 f"not compared: derivatives by {self.outside} tensors that require a gradient and are "
                 "not among the inputs"
             )
+        if (self.outcome.wrong or self.outcome.raised) and all(not b.alone for b in self.blamed):
+            lines.append(f"none of its {self.calls} calls is wrong alone{self.cut}")
         lines += [f"to blame: {blame}" for blame in self.blamed]
-        if (self.outcome.wrong or self.outcome.raised) and not self.blamed:
-            lines.append(f"none of its {self.calls} calls is wrong alone")
         return "\n".join(lines)
+
+    def _reference(self, stage: str) -> str:
+        if stage not in self.ours:
+            return ""
+        error, line = self.ours[stage]
+        verdict = "could not be checked by finite differences"
+        if error is not None:
+            wrong = error > TOLERANCE
+            verdict = f"finite differences {'REFUTE' if wrong else 'confirm'} to {error:.0e}"
+        return f", by our own formulas on the CPU, which {verdict} (PyTorch there: {line})"
 
 
 def audit(
@@ -111,7 +131,9 @@ def audit(
     Args:
         fn: a module, or a function of tensors and modules, that returns tensors. All that it computes
             with must come in by ``inputs``: what it closes over stays where it is. It is given copies:
-            gradients come from `torch.autograd.grad`, not from ``.grad``.
+            gradients come from `torch.autograd.grad`, not from ``.grad``. What it makes differentiable
+            itself, as by ``x.requires_grad_()``, counts as an input. It may be a transform of
+            `torch.func`.
         inputs: on the CPU, tensors, modules, and lists and dictionaries of them. The parameters of
             modules are differentiated, and the tensors that require a gradient; where nothing does,
             all floating-point tensors are.
@@ -123,128 +145,211 @@ def audit(
 
     Returns:
         A report. Where they disagree, each torch function call of the forward is replayed alone with
-        the inputs that it had, and those that are wrong alone are named. A custom
-        `torch.autograd.Function` is also compared with the finite differences of its own forward.
+        the inputs that it had, and those that are wrong alone are named. Where none is, the forward is
+        cut after a call, found by bisection, up to which it is wrong, while up to the call before it is
+        right. A custom `torch.autograd.Function` is also compared with the finite differences of its
+        own forward. A derivative that PyTorch lacks on the CPU is compared with ours there, and that
+        with finite differences.
+
+    Raises:
+        ValueError: if nothing that ``fn`` returns can be differentiated by its inputs.
     """
     where = get_device(device)
-    dtype = dtype or where.default_dtype()
     function, tensors = as_function(fn, inputs)
     tensors = _differentiated(tensors)
     stages = [order_stage(i) for i in range(order + 1)]
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        recorder = _Recorder()
         in_float64 = pytree.tree_map_only(Tensor, _double, tensors)
-        copies = pytree.tree_map_only(Tensor, Tensor.clone, in_float64)
-        outside = 0
-        with (
-            contextlib.suppress(Exception),  # `compare` meets it again, and says so
-            recorder,
-            mock.patch.object(torch.autograd.Function, "apply", recorder.apply),
-        ):
-            outside = _outside(function(copies), in_float64)
-        outcome = compare(Call(function, (tensors,)), where, stages, dtype, tolerance, size=0.0)
-        if any("device_ready_queues_" in line for line in outcome.raised.values()):
+        recorder = Recorder()
+        results, ran = None, False
+        with contextlib.suppress(Exception), recorder.watching():  # `compare` meets it again
+            results = function([t.clone() for t in in_float64])
+            ran = True
+        if order and ran and not recorder.random:
+            _check_differentiable(results, in_float64)
+        audited = _Audited(
+            Target(function) if recorder.made else function,
+            tensors,
+            where,
+            dtype or where.default_dtype(),
+            tolerance,
+        )
+        report = AuditReport(device, audited.compare(stages), stages, len(recorder.calls))
+        report.outside = _outside(results, [*in_float64, *recorder.made])
+        report.random = recorder.random
+        if any("device_ready_queues_" in line for line in report.outcome.raised.values()):
             raise RuntimeError(
                 f"audit on {device!r} after a backward on the CPU: the autograd engine counts the devices "
                 "at the first backward of the process; touch the device before it"
             )
-        report = AuditReport(device, outcome, stages, len(recorder.calls), outside=outside)
-        inner = recorder.differentiates
-        replayed = [order_stage(i) for i in range(order + inner + 1)]
+        _compare_with_ours(report, audited, in_float64, stock=stock)
+        audited.reference_is_stock = not report.ours
+        found = report.outcome
+        everything = bool(found.wrong or found.raised or found.skipped or report.outside)
         for call in recorder.calls:
-            blame = _blame(call, where, replayed, dtype, tolerance, everything=not report.ok)
-            if blame and str(blame) not in map(str, report.blamed):
-                report.blamed.append(blame)
+            highest = order + recorder.differentiated_after(call) + call.transforms
+            outcome = _alone(call, audited, highest, everything=everything)
+            if outcome.wrong or outcome.raised:
+                blame = Blame.of(call, outcome)
+                if str(blame) not in map(str, report.blamed):
+                    report.blamed.append(blame)
+        if (found.wrong or found.raised) and not report.blamed:
+            _blame_a_prefix(report, audited, function, recorder)
     return report
 
 
 @dataclass
-class _Recorded:
-    name: str
-    where: str
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    custom: bool = False
+class _Audited:
+    """A target and how to compare it."""
+
+    function: Callable[..., Any]
+    tensors: list[Tensor]
+    device: Device
+    dtype: torch.dtype
+    tolerance: float | None
+    reference_is_stock: bool = True
+
+    def compare(self, stages: Sequence[str], *, stock: bool = True) -> Outcome:
+        """The whole."""
+        return self.compare_call(Call(self.function, (self.tensors,)), stages, stock=stock)
+
+    def compare_call(
+        self, call: Call, stages: Sequence[str], size: float = 0.0, *, stock: bool = True
+    ) -> Outcome:
+        """A part of it, or the whole."""
+        return compare(call, self.device, stages, self.dtype, self.tolerance, size, stock=stock)
 
 
-class _Recorder(TorchFunctionMode):
-    """Keeps each call of the forward, with copies of the inputs that it had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[_Recorded] = []
-        self.differentiates = 0  # how deep: the orders that the function takes itself
-        self._apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-        recorder = self
-
-        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction():  # what it does inside is not the forward's own
-                kept = pytree.tree_map_only(Tensor, _keep, (args, kwargs))
-                result = recorder._apply(cls, *args, **kwargs)
-            replay = functools.partial(recorder._apply, cls)
-            recorder._add(cls.__name__, replay, kept, result, custom=True)
-            return result
-
-        self.apply: classmethod[Any, ..., Any] = classmethod(apply)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _SKIPPED:
-            self.differentiates += func is torch.autograd.grad
-            return func(*args, **kwargs)
-        kept = pytree.tree_map_only(Tensor, _keep, (args, kwargs))
-        result = func(*args, **kwargs)
-        self._add(resolve_name(func) or func.__name__, func, kept, result)
-        return result
-
-    def _add(
-        self,
-        name: str,
-        fn: Any,
-        kept: tuple[tuple[Any, ...], dict[str, Any]],
-        result: Any,
-        custom: bool = False,
-    ) -> None:
-        floating = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-        if any(t.is_floating_point() for t in floating) and not name.endswith("__get__"):
-            self.calls.append(_Recorded(name, _caller(), fn, *kept, custom=custom))
-
-
-def _keep(t: Tensor) -> Tensor:
-    return t.detach().clone().requires_grad_(t.requires_grad)
+def _compare_with_ours(
+    report: AuditReport, audited: _Audited, in_float64: list[Tensor], *, stock: bool
+) -> None:
+    """Where the CPU refuses and ours there does not, compare with ours; if ``stock``, say so."""
+    outcome = report.outcome
+    refusals = dict(outcome.refused)
+    if outcome.skipped.startswith(REFUSED):
+        refusals = {VALUE: outcome.skipped.removeprefix(REFUSED)}
+    if not refusals:
+        return
+    if stock:
+        program = Program(audited.function, (in_float64,), {})
+        drawn: dict[str, Tensor] = {}
+        with kernels("cpu", stock=False):
+            ours = evaluate(
+                program,
+                program.tensors,
+                report.stages,
+                lambda name, like: drawn.setdefault(name, random_like(len(drawn), like)),
+            )
+        remedy = f"; torch_convfix has it: enable('cpu'), enable({report.device!r})"
+        if all(isinstance(ours.get(stage), dict) for stage in refusals):
+            outcome.refused = {s: line + remedy for s, line in outcome.refused.items()}
+            outcome.skipped += remedy if outcome.skipped else ""
+        return
+    ours_too = audited.compare(report.stages, stock=False)
+    if ours_too.skipped:
+        return
+    program = Program(audited.function, (in_float64,), {})
+    first = next(iter(refusals.values()))  # later orders are not reached
+    for i, stage in enumerate(report.stages):
+        if stage in outcome.errors or stage in outcome.raised:
+            continue
+        for mine, found in (
+            (outcome.errors, ours_too.errors),
+            (outcome.wrong, ours_too.wrong),
+            (outcome.raised, ours_too.raised),
+        ):
+            if stage in found:
+                mine[stage] = found[stage]  # type: ignore[index]
+        if stage in outcome.errors:
+            error = error_of_order(program, i, stock=False) if i else None
+            report.ours[stage] = (error, refusals.get(stage, first))
+    outcome.refused, outcome.skipped = ours_too.refused, ""
 
 
-def _caller() -> str:
-    """The innermost line below the audit that is neither torch's nor ours; else torch's module."""
-    frames = [f for f in traceback.extract_stack() if "/unittest/" not in f.filename]
-    audits = [
-        i for i, f in enumerate(frames) if f.filename == __file__ and f.name == audit.__name__
-    ]
-    inside = ("/torch/", "/torch_convfix/")
-    below = [f for f in reversed(frames[audits[-1] :]) if "/torch_convfix/" not in f.filename]
-    found = [f for f in below if not any(part in f.filename for part in inside)]
-    found += [f for f in below if "/torch/nn/modules/" in f.filename]
-    return f"{found[0].filename}:{found[0].lineno}" if found else "?"
+def _alone(call: Recorded, audited: _Audited, highest: int, *, everything: bool) -> Outcome:
+    """A call with the inputs that it had; a custom Function also against differences of its forward."""
+    outcome = Outcome()
+    if everything:
+        stages = [order_stage(i) for i in range(highest + 1)]
+        outcome = audited.compare_call(
+            Call(call.fn, call.args, call.kwargs), stages, stock=audited.reference_is_stock
+        )
+    if call.custom and not outcome.wrong:
+        error = error_of_order(Program(call.fn, call.args, call.kwargs), 1)
+        if error is not None and error > TOLERANCE:
+            stage = "gradient against finite differences, on the CPU too"
+            outcome = Outcome(errors={stage: error}, wrong={stage: "along a random direction"})
+    return outcome
 
 
-def _differentiated(tensors: Any) -> Any:
-    if any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(tensors)):
-        return tensors
-    return pytree.tree_map_only(
-        Tensor,
-        lambda t: t.detach().requires_grad_(t.is_floating_point() or t.is_complex()),
-        tensors,
+# The results of a prefix that are smaller may be zero but for the rounding of larger terms.
+_SIZE_OF_A_PREFIX = 1e-6
+
+
+def _blame_a_prefix(
+    report: AuditReport, audited: _Audited, function: Callable[..., Any], recorder: Recorder
+) -> None:
+    """Name the call up to which the forward is wrong, while up to the one before it is right."""
+    failing = min(report.stages.index(s) for s in (*report.outcome.wrong, *report.outcome.raised))
+    outcomes: dict[int, Outcome] = {}
+
+    def is_wrong(call: Recorded) -> bool:
+        # What the target differentiates itself, the prefix does not; it keeps a graph of that.
+        more = recorder.differentiated_after(call)
+        asked = [order_stage(i) for i in range(failing + more + 1)]
+        graph = [order_stage(len(asked))] if more else []
+        target = Target(function, call)
+        outcome = audited.compare_call(
+            Call(target, (audited.tensors,)),
+            [*asked, *graph],
+            _SIZE_OF_A_PREFIX,
+            stock=audited.reference_is_stock,
+        )
+        if target.diverged:
+            raise OtherCallsError
+        outcome.wrong = {s: worst for s, worst in outcome.wrong.items() if s in asked}
+        outcome.raised = {s: line for s, line in outcome.raised.items() if s in asked}
+        outcomes[call.index] = outcome
+        return bool(outcome.wrong or outcome.raised)
+
+    try:
+        found = first_wrong(recorder.calls, is_wrong)
+    except OtherCallsError:
+        report.cut = "; the device is given other calls than the CPU, so the forward was not cut"
+        return
+    if found is None:
+        report.cut = f", nor is the forward up to any of the {len(outcomes)} calls that were tried"
+        return
+    call = recorder.calls[found]
+    report.blamed.append(Blame.of(call, outcomes[call.index], alone=False))
+    report.cut = (
+        f"; the forward is right up to call {found} and wrong up to call {found + 1} "
+        f"({len(outcomes)} prefixes compared)"
     )
 
 
-def _outside(results: Any, inputs: Any) -> int:
-    """How many leaves of the results' graph are not among the inputs."""
-    given = {id(t) for t in pytree.tree_leaves(inputs)}
-    todo: list[Any] = [t.grad_fn for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]
+def _check_differentiable(results: Any, inputs: list[Tensor]) -> None:
+    given = any(t.requires_grad for t in inputs)
+    returned = tensors_of(results)
+    if given and returned and not any(t.requires_grad for t in returned):
+        dtypes = ", ".join(sorted({str(t.dtype) for t in returned}))
+        raise ValueError(
+            "fn must return something that can be differentiated by its inputs, got tensors of "
+            f"{dtypes} that depend on none of them differentiably"
+        )
+
+
+def _differentiated(tensors: list[Tensor]) -> list[Tensor]:
+    if any(t.requires_grad for t in tensors):
+        return tensors
+    return [t.detach().requires_grad_(t.is_floating_point() or t.is_complex()) for t in tensors]
+
+
+def _outside(results: Any, known: Sequence[Tensor]) -> int:
+    """How many leaves of the results' graph are not among the known."""
+    given = {id(t) for t in known}
+    todo: list[Any] = [t.grad_fn for t in tensors_of(results)]
     seen: set[Any] = {None}
     found: set[int] = set()
     while todo:
@@ -261,70 +366,3 @@ def _double(t: Tensor) -> Tensor:
     dtype = torch.float64 if t.is_floating_point() else t.dtype
     dtype = torch.complex128 if t.is_complex() else dtype
     return t.detach().to(dtype, copy=True).requires_grad_(t.requires_grad)
-
-
-def _blame(
-    call: _Recorded,
-    device: Device,
-    stages: Sequence[str],
-    dtype: torch.dtype,
-    tolerance: float | None,
-    *,
-    everything: bool,
-) -> Blame | None:
-    outcome = Outcome()
-    if everything:
-        outcome = compare(
-            Call(call.fn, call.args, call.kwargs), device, stages, dtype, tolerance, size=0.0
-        )
-    if call.custom and not outcome.wrong:
-        outcome = _against_differences(call)
-    if not (outcome.wrong or outcome.raised):
-        return None
-    tensors = [t for t in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)]
-    return Blame(call.name, call.where, [tuple(t.shape) for t in tensors], outcome)
-
-
-_STEP = 1e-5  # of central differences in float64
-_DIFFERENCE_TOLERANCE = 1e-3
-
-
-def _against_differences(call: _Recorded) -> Outcome:
-    """A custom Function's gradient on the CPU against central differences of its own value."""
-    program = Program(call.fn, call.args, call.kwargs)
-    tensors = program.tensors
-    moved = [i for i, t in enumerate(tensors) if t.requires_grad]
-    cotangents: dict[str, Tensor] = {}
-
-    def draw(name: str, like: Tensor) -> Tensor:
-        return cotangents.setdefault(name, random_like(len(cotangents), like))
-
-    result = evaluate(program, tensors, [order_stage(1)], draw)
-    gradients = result.get(order_stage(1))
-    if not moved or not isinstance(gradients, dict):
-        return Outcome()
-    directions = {i: random_like(100 + i, tensors[i]) for i in moved}
-    got = sum((gradients[f"input {i}"] * directions[i]).sum() for i in moved)
-
-    def value(step: float) -> Tensor | float:
-        at = [
-            t.detach() + step * directions[i] if i in directions else t
-            for i, t in enumerate(tensors)
-        ]
-        outputs = evaluate(program, at, [VALUE], draw)[VALUE]
-        assert isinstance(outputs, dict)
-        return sum(
-            (y * cotangents[f"{name} at order 1"]).sum()
-            for name, y in outputs.items()
-            if f"{name} at order 1" in cotangents
-        )
-
-    steps = [(value(h) - value(-h)) / (2 * h) for h in (_STEP, _STEP / 4)]
-    size = max(abs(float(s)) for s in (*steps, got)) or 1.0
-    if abs(float(steps[0] - steps[1])) > _DIFFERENCE_TOLERANCE * size:
-        return Outcome()  # not smooth here: the differences say nothing
-    error = abs(float(got - steps[1])) / size
-    if error <= _DIFFERENCE_TOLERANCE:
-        return Outcome()
-    stage = "gradient against finite differences, on the CPU too"
-    return Outcome(errors={stage: error}, wrong={stage: "along a random direction"})

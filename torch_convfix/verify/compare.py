@@ -1,7 +1,7 @@
 """One call on a device against float64 on the CPU."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from unittest import mock
 from zlib import crc32
@@ -20,7 +20,9 @@ from torch_convfix.verify.derivatives import (
     evaluate,
     random_like,
 )
-from torch_convfix.verify.devices import Device
+from torch_convfix.verify.devices import Device, kernels
+
+REFUSED = "the CPU refuses it: "  # how a reason to skip begins
 
 # Relative errors from here on are wrong: far above the roundings of the special functions of a device,
 # and far below what a dropped term or a flipped sign brings.
@@ -68,8 +70,12 @@ def compare(
     dtype: torch.dtype,
     tolerance: float | None = None,
     size: float = _SIZE,
+    *,
+    stock: bool = True,
 ) -> Outcome:
     """Compare the stages of one call. Its floating tensors are rounded to ``dtype`` first.
+
+    The reference is the CPU's own kernels; with ``stock=False`` ours there, for what PyTorch lacks.
 
     Errors are relative to the largest number of a result, to a tenth of the largest of its stage, or
     to a tenth of ``size``, whichever is largest.
@@ -91,15 +97,19 @@ def compare(
         return cotangents[name].to(like.dtype)
 
     def in_float64(
-        inputs: Sequence[Tensor], draw: Draw = draw, stages: Sequence[str] = stages
+        inputs: Sequence[Tensor],
+        draw: Draw = draw,
+        stages: Sequence[str] = stages,
+        dtype: torch.dtype = torch.float64,
     ) -> dict[str, Results | Failure]:
-        tensors = [_cast(t, torch.float64) for t in inputs]
-        return evaluate(reference, tensors, stages, draw, vmap=False)
+        tensors = [_cast(t, dtype) for t in inputs]
+        with kernels("cpu", stock=stock):
+            return evaluate(reference, tensors, stages, draw, vmap=False)
 
     torch.manual_seed(0)
     want = in_float64(inputs)
     if isinstance(want[VALUE], Failure):
-        return Outcome(skipped=f"the CPU refuses it: {want[VALUE].line}")
+        return Outcome(skipped=REFUSED + want[VALUE].line)
     if not want[VALUE]:
         return Outcome(skipped="it returns no tensor")
     torch.manual_seed(1)
@@ -117,7 +127,7 @@ def compare(
     for stage, wanted in comparable.items():
         result = got.get(stage)
         if isinstance(result, Failure):
-            if call.reference is None and _cpu_raises(program, inputs, stage, draw):
+            if call.reference is None and _cpu_raises(program, inputs, stage, draw, stock):
                 outcome.refused[stage] = result.line
             else:
                 outcome.raised[stage] = result.line
@@ -132,7 +142,7 @@ def compare(
                     [_perturbed(t, dtype) for t in inputs],
                     lambda name, like: _perturbed(draw(name, like), dtype),
                 ),
-                evaluate(reference, inputs, stages, draw, vmap=False),
+                in_float64(inputs, dtype=dtype),
             ]
             if error <= _limit(roundings, wanted, stage, size):
                 continue
@@ -253,10 +263,11 @@ def _random(first: Results | Failure, second: Results | Failure) -> bool:
 
 
 def _cpu_raises(
-    program: Program, inputs: Sequence[Tensor], stage: str, draw: Callable[[str, Tensor], Tensor]
+    program: Program, inputs: Sequence[Tensor], stage: str, draw: Draw, stock: bool
 ) -> bool:
     tensors = [_cast(t, torch.float64) for t in inputs]
-    return isinstance(evaluate(program, tensors, [stage], draw).get(stage), Failure)
+    with kernels("cpu", stock=stock):
+        return isinstance(evaluate(program, tensors, [stage], draw).get(stage), Failure)
 
 
 def _compare_refusal(call: Call, device: Device) -> Outcome:

@@ -71,6 +71,11 @@ class Program:
         self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         self.tensors: list[Tensor] = [self._leaves[i] for i in self._places]
 
+    @property
+    def made(self) -> list[Tensor]:
+        """The leaves that its last run made, where the function keeps them: they are differentiated too."""
+        return getattr(self._fn, "made", [])
+
     def __call__(self, tensors: Sequence[Tensor], *, copy: bool = True) -> list[Tensor]:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
@@ -116,13 +121,13 @@ def evaluate(
 
     variables = dict(zip(names, x, strict=True))
     results: dict[str, Results | Failure] = {}
-    _take_orders(results, function, variables, stages, draw, "")
+    _take_orders(results, program, function, variables, stages, draw, "")
     value = results[VALUE]
     if not x or isinstance(value, Failure):
         return results
     written = [stage for stage in stages if stage.endswith(AFTER_A_WRITE)]
     if written and vmap:
-        _take_orders(results, after_a_write, variables, written, draw, AFTER_A_WRITE)
+        _take_orders(results, program, after_a_write, variables, written, draw, AFTER_A_WRITE)
     elif written:
         plain = {stage: stage.removesuffix(AFTER_A_WRITE) for stage in written}
         results.update({s: results[p] for s, p in plain.items() if p in results})
@@ -156,6 +161,7 @@ def _written(x: Tensor) -> Tensor:
 
 def _take_orders(
     results: dict[str, Results | Failure],
+    program: Program,
     function: Callable[..., tuple[Tensor, ...]],
     variables: Mapping[str, Tensor],
     stages: Sequence[str],
@@ -165,7 +171,7 @@ def _take_orders(
     own = [stage.removesuffix(suffix) for stage in stages if stage.endswith(suffix)]
     stage = VALUE
     try:
-        for stage, result in _orders(function, dict(variables), own, draw):
+        for stage, result in _orders(program, function, dict(variables), own, draw):
             results[stage + suffix] = result
             stage = order_stage(1 if stage == VALUE else int(stage.split()[1]) + 1)
     except Exception as e:
@@ -173,6 +179,7 @@ def _take_orders(
 
 
 def _orders(
+    program: Program,
     function: Callable[..., tuple[Tensor, ...]],
     variables: dict[str, Tensor],
     stages: Sequence[str],
@@ -180,6 +187,7 @@ def _orders(
 ) -> Iterator[tuple[str, Results]]:
     results = {f"output {i}": y for i, y in enumerate(function(*variables.values()))}
     yield VALUE, {name: y.detach() for name, y in results.items()}
+    variables |= {f"leaf {i}": t for i, t in enumerate(program.made)}
     highest = max(
         (int(s.split()[1]) for s in stages if s.startswith("order ") and s[6:].isdigit()), default=0
     )
