@@ -162,9 +162,10 @@ def audit(
         warnings.simplefilter("ignore")
         in_float64 = pytree.tree_map_only(Tensor, _double, tensors)
         recorder = Recorder()
+        copies = [t.clone() for t in in_float64]
         results, ran = None, False
         with contextlib.suppress(Exception), recorder.watching():  # `compare` meets it again
-            results = function([t.clone() for t in in_float64])
+            results = function(copies)
             ran = True
         if order and ran and not recorder.random:
             _check_differentiable(results, in_float64)
@@ -254,14 +255,12 @@ def _compare_with_ours(
     for i, stage in enumerate(report.stages):
         if stage in outcome.errors or stage in outcome.raised:
             continue
-        for mine, found in (
-            (outcome.errors, ours_too.errors),
-            (outcome.wrong, ours_too.wrong),
-            (outcome.raised, ours_too.raised),
-        ):
-            if stage in found:
-                mine[stage] = found[stage]  # type: ignore[index]
-        if stage in outcome.errors:
+        if stage in ours_too.raised:
+            outcome.raised[stage] = ours_too.raised[stage]
+        if stage in ours_too.wrong:
+            outcome.wrong[stage] = ours_too.wrong[stage]
+        if stage in ours_too.errors:
+            outcome.errors[stage] = ours_too.errors[stage]
             error = error_of_order(program, i, stock=False) if i else None
             report.ours[stage] = (error, refusals.get(stage, first))
     outcome.refused, outcome.skipped = ours_too.refused, ""

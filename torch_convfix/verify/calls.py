@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import (
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-_functorch = torch._C._functorch
+_functorch: Any = torch._C._functorch  # its stubs lack half of it
 
 _DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
 # Not calls of the forward: they differentiate, or change what is differentiated.
@@ -138,7 +138,7 @@ class Recorder(Watch):
         after = {i: t for i, t in ({i: given[i] for i in written} | made).items() if _is_float(t)}
         if after and not name.endswith("__get__"):
             transforms = sum(kind in ("Grad", "Jvp") for kind in transforms_around())
-            call = Recorded(index, name, where, fn, *kept, bool(custom), transforms)
+            call = Recorded(index, name, where, fn, kept[0], kept[1], bool(custom), transforms)
             self._trace(call, given, after, written)
             self.calls.append(call)
         return result
@@ -175,7 +175,7 @@ class Recorder(Watch):
             return  # their own
         ends = {id(t) for t in tensors_of(inputs)}
         stop = {t.grad_fn for t in tensors_of(inputs)}
-        todo = [t.grad_fn for t in tensors_of(outputs)]
+        todo: list[Any] = [t.grad_fn for t in tensors_of(outputs)]
         seen: set[Any] = {None}
         through: set[int] = set()
         while todo:
@@ -272,7 +272,7 @@ def _state(t: Tensor) -> tuple[int, int]:
 def _caller() -> str | None:
     """The innermost line of the target that is not torch's, else its module of torch's.
 
-    None where torch itself calls, within a transform or a derivative of its own.
+    None where torch itself calls, within a transform or a derivative of its own, or we do.
     """
     frame: FrameType | None = sys._getframe(1)
     module = ""
@@ -284,7 +284,7 @@ def _caller() -> str | None:
         elif not any(part in name for part in _NOT_THE_TARGETS):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return module or "?"
+    return module or None
 
 
 _BOUNDARY = "/torch_convfix/_target.py"

@@ -161,9 +161,9 @@ def _transforms_that_end() -> Iterator[None]:
             try:
                 return func(*batched, **kwargs)
             except _End as end:
-                vmap = retrieve_current_functorch_interpreter()
+                vmap: Any = retrieve_current_functorch_interpreter()
                 size, level = vmap.batch_size(), vmap.level()
-                remove = torch._C._functorch._remove_batch_dim
+                remove = torch._C._functorch._remove_batch_dim  # type: ignore[attr-defined]
                 raise _End([remove(t, level, size, 0) for t in end.outputs]) from None
 
         return vmap(within, *args, **kwargs)

@@ -28,8 +28,8 @@ def error_of_order(program: Program, order: int, *, stock: bool = True) -> float
         return drawn.setdefault(name, random_like(len(drawn), like))
 
     with kernels("cpu", stock=stock):
-        derivative = evaluate(program, program.tensors, [order_stage(order)], draw)
-    derivative = derivative.get(order_stage(order))
+        evaluated = evaluate(program, program.tensors, [order_stage(order)], draw)
+    derivative = evaluated.get(order_stage(order))
     made = [t.detach() for t in program.made]
     moved = [i for i, t in enumerate(program.tensors) if t.requires_grad]
     if not moved or not isinstance(derivative, dict):
