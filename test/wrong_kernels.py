@@ -129,6 +129,25 @@ def registered(name: str) -> Iterator[None]:
         library._destroy()
 
 
+@contextmanager
+def wrong_after_a_write() -> Iterator[None]:
+    """A max pool of float32 whose gradient is wrong where its input was written in place, and only there:
+    no call of it alone shows the fault."""
+
+    def max_pool2d(x, kernel_size, stride=(), padding=(0, 0), dilation=(1, 1), ceil_mode=False):
+        args = (kernel_size, stride, padding, dilation, ceil_mode)
+        y = torch.ops.aten.max_pool2d_with_indices(x, *args)[0]
+        wrong = x.dtype == torch.float32 and x._version
+        return y + (y - y.detach()) / 2 if wrong else y
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("max_pool2d", max_pool2d, "AutogradCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 if "CONVFIX_MUTATION" in os.environ:
     _kept = registered(os.environ["CONVFIX_MUTATION"])
     _kept.__enter__()

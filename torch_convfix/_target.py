@@ -1,11 +1,12 @@
 """What a command is pointed at: a function by name, its inputs, and modules as functions of tensors."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,13 @@ def parse_input(text: str) -> Tensor:
 def resolve(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function that ``target`` names, or that the function it names returns, and its inputs."""
     inputs = tuple(map(parse_input, specs))
-    function = _load(target)
+    with _in_one_sentence(target):
+        function = _load(target)
     _check_call(target, function, inputs)
     if specs:
         return function, inputs
-    made = function()
+    with _in_one_sentence(target):
+        made = function()
     if not isinstance(made, tuple) or not made or not callable(made[0]):
         raise ValueError(
             f"{target} must return (function, *inputs) where no --input is given, got "
@@ -87,6 +90,18 @@ def resolve(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], tupl
     )
     _check_call(f"the function of {target}", function, inputs)
     return function, inputs
+
+
+@contextlib.contextmanager
+def _in_one_sentence(target: str) -> Iterator[None]:
+    """What the target's own code raises, as the error of a name that cannot be used."""
+    try:
+        yield
+    except (ImportError, ValueError):
+        raise
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(f"{target} raises {type(error).__name__}: {line}") from error
 
 
 def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:

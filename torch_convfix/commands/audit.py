@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     """Audit and print; 2 where there is nothing to audit."""
     try:
         device = args.device or default_device()
-        from torch_convfix.verify.audit import audit
+        from torch_convfix.verify.audit import NothingToAuditError, audit
         from torch_convfix.verify.devices import get_device, kernels
 
         get_device(device)
@@ -38,14 +38,18 @@ def main(args: argparse.Namespace) -> int:
     except (ImportError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    report = audit(
-        fn,
-        *inputs,
-        device=device,
-        order=args.order,
-        stock=args.stock,
-        dtype=getattr(torch, args.dtype) if args.dtype else None,
-        tolerance=args.tolerance,
-    )
+    try:
+        report = audit(
+            fn,
+            *inputs,
+            device=device,
+            order=args.order,
+            stock=args.stock,
+            dtype=getattr(torch, args.dtype) if args.dtype else None,
+            tolerance=args.tolerance,
+        )
+    except NothingToAuditError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(report)
     return 0 if report.ok else 1

@@ -27,6 +27,10 @@ from torch_convfix.verify.differences import TOLERANCE, error_of_order
 from torch_convfix.verify.report import error_text
 
 
+class NothingToAuditError(ValueError):
+    """The target has no derivative to audit."""
+
+
 @dataclass
 class Blame:
     """A call that is wrong: alone with the inputs that it had, or as the end of the calls up to it."""
@@ -152,7 +156,7 @@ def audit(
         with finite differences.
 
     Raises:
-        ValueError: if nothing that ``fn`` returns can be differentiated by its inputs.
+        NothingToAuditError: if nothing that ``fn`` returns can be differentiated by its inputs.
     """
     where = get_device(device)
     function, tensors = as_function(fn, inputs)
@@ -333,7 +337,7 @@ def _check_differentiable(results: Any, inputs: list[Tensor]) -> None:
     returned = tensors_of(results)
     if given and returned and not any(t.requires_grad for t in returned):
         dtypes = ", ".join(sorted({str(t.dtype) for t in returned}))
-        raise ValueError(
+        raise NothingToAuditError(
             "fn must return something that can be differentiated by its inputs, got tensors of "
             f"{dtypes} that depend on none of them differentiably"
         )

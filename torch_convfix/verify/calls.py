@@ -123,7 +123,8 @@ class Recorder(Watch):
             self._add_gradient(index, result, *args, **kwargs)
             return result
         where = _caller()
-        if fn in _SKIPPED or where is None:
+        copied = fn is torch.Tensor.clone and where == _OURS
+        if fn in _SKIPPED or where is None or copied:
             return fn(*args, **kwargs)
         name = name_of(fn, custom)
         kept = pytree.tree_map_only(Tensor, _copied, (args, kwargs))
@@ -272,7 +273,7 @@ def _state(t: Tensor) -> tuple[int, int]:
 def _caller() -> str | None:
     """The innermost line of the target that is not torch's, else its module of torch's.
 
-    None where torch itself calls, within a transform or a derivative of its own, or we do.
+    None where torch itself calls, within a transform or a derivative of its own.
     """
     frame: FrameType | None = sys._getframe(1)
     module = ""
@@ -284,9 +285,10 @@ def _caller() -> str | None:
         elif not any(part in name for part in _NOT_THE_TARGETS):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return module or None
+    return module or _OURS
 
 
+_OURS = "?"  # the target itself is a torch function, or we copy a buffer
 _BOUNDARY = "/torch_convfix/_target.py"
 _TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/")
 _NOT_THE_TARGETS = ("/torch/", "/torch_convfix/", "/unittest/", "/contextlib.py")
