@@ -28,7 +28,7 @@ from torch_convfix.verify.audit import audit
 from torch_convfix.verify.calls import Recorder
 from torch_convfix.verify.cut import first_wrong
 from torch_convfix.verify.derivatives import Program
-from torch_convfix.verify.differences import error_of_order
+from torch_convfix.verify.differences import TOLERANCE, error_of_order
 
 
 @pytest.mark.parametrize("function", [Wrong, Right])
@@ -67,18 +67,28 @@ def test_finds_what_is_wrong_only_after_a_write_in_place(make):
     assert audit(penalty, make(), images(), device="cpu").ok
 
 
+def bisected(wrong):
+    """What bisection finds among calls that are wrong or not, and how many it asked about."""
+    asked = []
+
+    def is_wrong(i):
+        asked.append(i)
+        return wrong[i]
+
+    return first_wrong(range(len(wrong)), is_wrong), len(asked)
+
+
 def test_bisection_ends_between_right_and_wrong():
     for size in range(1, 20):
         for first in range(size + 1):
-            asked = []
-            found = first_wrong(range(size), lambda i: asked.append(i) or i >= first)
+            found, asked = bisected([i >= first for i in range(size)])
             assert found == (first if first < size else None)
-            assert len(asked) <= math.ceil(math.log2(size + 1))
+            assert asked <= math.ceil(math.log2(size + 1))
 
 
 def test_bisection_ends_between_right_and_wrong_where_a_later_call_repairs():
     for wrong in itertools.product([False, True], repeat=8):
-        found = first_wrong(range(8), lambda i: wrong[i])
+        found, _ = bisected(wrong)
         if found is None:
             assert not wrong[-1]
         else:
@@ -164,9 +174,9 @@ def test_what_pytorch_lacks_is_compared_with_ours_and_that_with_differences():
 
 
 def test_differences_refute_a_wrong_reference():
-    program = Program(lambda x: WrongInSingle.apply(x), (normal(3).requires_grad_(),), {})
-    assert error_of_order(program, 1) > 0.1
-    right = Program(lambda x: x.sin(), (normal(3).double().requires_grad_(),), {})
+    x = normal(3).double().requires_grad_()
+    assert error_of_order(Program(Wrong.apply, (x,), {}), 1) > TOLERANCE
+    right = Program(torch.sin, (x,), {})
     assert max(error_of_order(right, order) for order in (1, 2, 3)) < 1e-6
 
 
