@@ -25,6 +25,7 @@ from torch_convfix.verify.derivatives import (
 from torch_convfix.verify.devices import Device, get_device, kernels
 from torch_convfix.verify.differences import TOLERANCE, error_of_order
 from torch_convfix.verify.report import error_text
+from torch_convfix.verify.transforms import WORDS
 
 
 class NothingToAuditError(ValueError):
@@ -193,7 +194,7 @@ def audit(
         found = report.outcome
         everything = bool(found.wrong or found.raised or found.skipped or report.outside)
         for call in recorder.calls:
-            highest = order + recorder.differentiated_after(call) + call.transforms
+            highest = order + recorder.differentiated_after(call) + len(call.word)
             outcome = _alone(call, audited, highest, everything=everything)
             if outcome.wrong or outcome.raised:
                 blame = Blame.of(call, outcome)
@@ -275,6 +276,7 @@ def _alone(call: Recorded, audited: _Audited, highest: int, *, everything: bool)
     outcome = Outcome()
     if everything:
         stages = [order_stage(i) for i in range(highest + 1)]
+        stages += [s for s, word in WORDS.items() if word == call.word and "F" in word]
         outcome = audited.compare_call(
             Call(call.fn, call.args, call.kwargs), stages, stock=audited.reference_is_stock
         )

@@ -24,6 +24,8 @@ _DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.bac
 # Not calls of the forward: they differentiate, or change what is differentiated.
 _SKIPPED = {*_DIFFERENTIATE, torch.Tensor.detach, torch.Tensor.requires_grad_}
 
+_LETTERS = {"Grad": "R", "Jvp": "F"}
+
 Slot = tuple[
     int, int
 ]  # a call's index, and the place among the tensors of its arguments and result
@@ -86,7 +88,7 @@ class Recorded:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     custom: bool
-    transforms: int  # of torch.func, around it, that differentiate
+    word: str  # the transforms of torch.func around it that differentiate, as `transforms.WORDS`
     feeds: list[str] = field(default_factory=list)  # the calls that made or wrote its inputs
     live: list[Slot] = field(default_factory=list)  # tensors after it that no call has used yet
 
@@ -138,8 +140,9 @@ class Recorder(Watch):
         made = {len(given) + i: t for i, t in enumerate(tensors_of(result))}
         after = {i: t for i, t in ({i: given[i] for i in written} | made).items() if _is_float(t)}
         if after and not name.endswith("__get__"):
-            transforms = sum(kind in ("Grad", "Jvp") for kind in transforms_around())
-            call = Recorded(index, name, where, fn, kept[0], kept[1], bool(custom), transforms)
+            letters = [_LETTERS.get(kind, "") for kind in reversed(transforms_around())]
+            word = "".join(letters)
+            call = Recorded(index, name, where, fn, kept[0], kept[1], bool(custom), word)
             self._trace(call, given, after, written)
             self.calls.append(call)
         return result
