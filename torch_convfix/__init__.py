@@ -8,7 +8,10 @@ without enabling.
 import importlib
 from typing import Any
 
-from torch_convfix import _torch_version as _torch_version  # first: refuses a foreign torch
+from torch_convfix._torch_version import extension_folder
+
+__path__.append(extension_folder())  # first: or refuses a foreign torch
+
 from torch_convfix import functional as functional
 from torch_convfix import nn as nn
 from torch_convfix import reference as reference
@@ -26,7 +29,7 @@ from torch_convfix._devices import (
 )
 from torch_convfix.masked.receptive_field import leaks, plot_receptive_field, receptive_field
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Compilation",
     "Registration",

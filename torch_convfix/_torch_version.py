@@ -1,16 +1,30 @@
-"""The C++ interface of torch is that of one minor version: refuse any other in one sentence."""
+"""The extension is for one minor version of torch: find the one for the torch that is here."""
+
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 import torch
 
-from torch_convfix._build import TORCH_VERSION
+_PACKAGE = Path(__file__).parent
+_REBUILD = "pip install --no-cache-dir --force-reinstall --no-deps"
 
 
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
+def extension_folder() -> str:
+    """The folder of the modules in C++ for the torch that is here.
 
-
-if _minor(torch.__version__) != _minor(TORCH_VERSION):
+    Raises:
+        ImportError: where there is none.
+    """
+    minor = "_".join(torch.__version__.split(".")[:2])
+    folder = _PACKAGE / f"_torch_{minor}"
+    if any(folder.joinpath(f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        return str(folder)
+    built = sorted(
+        f"torch {path.parent.name.removeprefix('_torch_').replace('_', '.')} ({path.name.split('.')[1]})"
+        for path in _PACKAGE.glob("_torch_*/_C.*")
+    )
     raise ImportError(
-        f"torch_convfix was built for torch {TORCH_VERSION} and found torch {torch.__version__}: "
-        "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps torch-convfix`."
+        f"torch_convfix in {_PACKAGE} was built for {', '.join(built) or 'no torch'} and found torch "
+        f"{torch.__version__} ({EXTENSION_SUFFIXES[0].split('.')[1]}): rebuild it with "
+        f"`{_REBUILD} torch-convfix`, or where its source is `pip install -e .`."
     )

@@ -20,7 +20,7 @@ import torch_tpu  # noqa: F401
 from torch_tpu._internal import execution_mode
 from torch_tpu._internal.compile import tpu_torch_compile
 
-from torch_convfix.tpu import _one_device
+from torch_convfix import _one_device
 
 _one_device.install()
 torch.utils.rename_privateuse1_backend("tpu")
