@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scikit_build_core.setuptools.build_cmake import BuildCMake
 from setuptools import setup
 
 _FIND = """import importlib.metadata, importlib.util, sys
@@ -66,13 +67,17 @@ if "sdist" in sys.argv or sys.argv[-1] == "egg_info":  # sources are for any tor
 else:
     torch, minor = _torch()
     base = Path("build", f"{sys.implementation.cache_tag}-torch{minor}")
+
+    class _BuildCMake(BuildCMake):
+        def finalize_options(self) -> None:
+            self.build_temp = str(base)  # an editable build would take a temporary folder
+            super().finalize_options()
+
     shutil.rmtree(base / "lib", ignore_errors=True)  # setuptools would pack what an earlier build left
     setup(
         install_requires=[f"torch=={minor}.*", *requirements],
-        options={
-            "build": {"build_base": str(base), "build_lib": str(base / "lib")},
-            "build_ext": {"build_temp": str(base)},  # an editable build would take a temporary folder
-        },
+        options={"build": {"build_base": str(base), "build_lib": str(base / "lib")}},
+        cmdclass={"build_cmake": _BuildCMake},
         cmake_source_dir=".",
         cmake_install_dir=f"torch_convfix/_torch_{minor.replace('.', '_')}",
         cmake_args=[f"-DTORCH={torch}"],
