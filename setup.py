@@ -30,7 +30,9 @@ def _frontend() -> list[str]:
             for line in process.joinpath("environ").read_text().split("\0")
             if "=" in line
         ).get("PATH")
-        command = shutil.which(process.joinpath("cwd").resolve() / name if "/" in name else name, path=path)
+        command = shutil.which(
+            process.joinpath("cwd").resolve() / name if "/" in name else name, path=path
+        )
     except OSError:  # no /proc, or not ours to read
         return []
     return [command, "-E"] if command and Path(name).name.startswith("python") else []
@@ -73,7 +75,9 @@ else:
             self.build_temp = str(base)  # an editable build would take a temporary folder
             super().finalize_options()
 
-    shutil.rmtree(base / "lib", ignore_errors=True)  # setuptools would pack what an earlier build left
+    shutil.rmtree(
+        base / "lib", ignore_errors=True
+    )  # setuptools would pack what an earlier build left
     setup(
         install_requires=[f"torch=={minor}.*", *requirements],
         options={"build": {"build_base": str(base), "build_lib": str(base / "lib")}},

@@ -10,23 +10,45 @@ _COMMANDS = {
         "torch_convfix.commands.audit",
         "is my own loss right, and if not, which call is wrong",
     ),
+    "completion": ("torch_convfix.commands.completion", "what a shell needs to complete these"),
     "status": ("torch_convfix.commands.status", "what is registered, for which device"),
     "tpu": ("torch_convfix.commands.tpu", "what a step costs a TPU that need not be there"),
     "verify": ("torch_convfix.commands.verify", "which operators' derivatives a device gets wrong"),
 }
 
+_EXIT_CODES = "exit codes: 0 right; 1 wrong, or not compared, or not compiled; 2 cannot start"
+
+
+def parser(*names: str) -> argparse.ArgumentParser:
+    """The parser, with the options of the named commands."""
+    top = argparse.ArgumentParser(
+        prog="torch-convfix",
+        description="Right and lean derivatives of convolutions: checks, estimates and facts.",
+        epilog=_EXIT_CODES,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, says) in _COMMANDS.items():
+        if name in names:
+            command = importlib.import_module(module)
+            sub = commands.add_parser(
+                name, help=says, description=command.__doc__, epilog=_EXIT_CODES
+            )
+            command.add_arguments(sub)
+            sub.set_defaults(main=command.main)
+        else:
+            commands.add_parser(name, help=says, add_help=False)
+    return top
+
+
+def every_command() -> argparse.ArgumentParser:
+    """The parser with the options of all commands, whose modules it loads."""
+    return parser(*_COMMANDS)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="torch-convfix",
-        description="\n".join(f"{name:8}{says}" for name, (_, says) in _COMMANDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("command", choices=sorted(_COMMANDS), help="`torch-convfix COMMAND --help`")
     argv = sys.argv[1:] if argv is None else argv
-    name = parser.parse_args(argv[:1]).command
-    command = importlib.import_module(_COMMANDS[name][0])
-    parser = argparse.ArgumentParser(prog=f"torch-convfix {name}", description=command.__doc__)
-    command.add_arguments(parser)
-    return command.main(parser.parse_args(argv[1:]))
+    args = parser(*argv[:1]).parse_args(argv)
+    command = args.main
+    del args.command, args.main  # what is left are the command's own
+    return command(args)
