@@ -68,7 +68,7 @@ if "sdist" in sys.argv or sys.argv[-1] == "egg_info":  # sources are for any tor
     setup(install_requires=["torch>=2.9", *requirements])
 else:
     torch, minor = _torch()
-    base = Path("build", f"{sys.implementation.cache_tag}-torch{minor}")
+    base = Path(f"build-{sys.implementation.cache_tag}-torch{minor}")
 
     class _BuildCMake(BuildCMake):
         def finalize_options(self) -> None:
