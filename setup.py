@@ -14,9 +14,9 @@ from pathlib import Path
 from scikit_build_core.setuptools.build_cmake import BuildCMake
 from setuptools import setup
 
-_FIND = """import importlib.metadata, importlib.util, sys
+_FIND = """import importlib.metadata, importlib.util, os, sys
 print(sys.implementation.cache_tag, importlib.metadata.version("torch"))
-print(*importlib.util.find_spec("torch").submodule_search_locations)"""
+print(os.path.realpath(importlib.util.find_spec("torch").submodule_search_locations[0]))"""
 _LEAST = (2, 9)
 
 
