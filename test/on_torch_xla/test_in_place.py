@@ -79,7 +79,7 @@ def regular(x: Tensor) -> Tensor:
     return x * 0.2 + torch.arange(1, 4, dtype=x.dtype, device=x.device).diag()
 
 
-LACKING = "PyTorch has no derivative of it"
+LACKING = "PyTorch has no"
 LABELS = torch.tensor([1, 0])
 # A fix by the operator that it is registered for: sizes of the inputs, and a call of them.
 OPERATORS: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
@@ -115,7 +115,9 @@ def test_every_mended_operator_is_here():
         r.operator
         for r in torch_convfix.status().registrations
         if r.device == "xla" and r.dispatch_key == "AutogradXLA"
-        if r.purpose != LACKING  # those have no reference on the CPU, and tests of their own
+        if not r.purpose.startswith(
+            LACKING
+        )  # those have no reference on the CPU, and tests of their own
     }
     # logdet: torch_xla cannot differentiate it, in any way.
     assert registered - {"_convolution_double_backward", "logdet"} == OPERATORS.keys()

@@ -103,4 +103,5 @@ def test_layers(make, train):
     with sdpa_kernel(SDPBackend.MATH):
         want = [t for t in penalty(net, x) if t is not None]
     got = penalty(copy.deepcopy(net).to(device.DEVICE), to_xla(x))
-    assert worst_error(read([t for t in got if t is not None]), want) < 1e-9
+    # The transformer layer has a gelu, whose error function on XLA is right to 1e-8 alone.
+    assert worst_error(read([t for t in got if t is not None]), want) < 1e-7
