@@ -127,12 +127,14 @@ at::Tensor total_weight(
     const at::Tensor& target,
     const std::optional<at::Tensor>& weight,
     int64_t ignore_index) {
-  const auto kept = at::view_copy(target != ignore_index, {-1});
+  const auto kept = target != ignore_index;
   if (!weight || !weight->defined()) {
     return kept.sum().to(self.scalar_type());
   }
-  const auto index = at::view_copy(target, {-1}).masked_fill(kept.logical_not(), 0).to(at::kLong);
-  return weight->index_select(0, index).masked_fill(kept.logical_not(), 0).sum();
+  const auto index = at::where(kept, target, at::zeros_like(target)).to(at::kLong);
+  // A view of a batch of unknown size is refused by torch_xla, and labels are mostly 1-d.
+  const auto flat = [](const at::Tensor& t) { return t.dim() == 1 ? t : at::view_copy(t, {-1}); };
+  return weight->index_select(0, flat(index)).masked_fill(flat(kept).logical_not(), 0).sum();
 }
 
 // torch_xla returns a total_weight of 1. Its gradient does not read it; core's forward mode of the

@@ -1,6 +1,6 @@
 """Every code block of README and docs runs: sybil.
 
-The blocks of a page run in order, in one namespace and one folder. A Python block whose first line is
+The blocks of a page run in order, in one process, namespace and folder. A Python block whose first line is
 ``# name.py`` is a file for the blocks after it. Shell blocks must exit with 0. What is left out says why:
 ``<!-- skip: next, reason -->``.
 """
@@ -47,18 +47,27 @@ def blocks(page: pathlib.Path) -> list[Example]:
     return list(SYBIL.parse(page))
 
 
+def run_page(page: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, __file__, str(page)], cwd=folder, capture_output=True, text=True
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
-def test_page(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for example in blocks(page):
-        example.evaluate()
+def test_page(page, tmp_path):
+    ran = run_page(page, tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_a_block_that_fails_is_seen(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("block", ["```python\nassert False\n```\n", "```sh\nfalse\n```\n"])
+def test_a_block_that_fails_is_seen(block, tmp_path):
     page = tmp_path / "page.md"
-    for block in ("```python\nassert False\n```\n", "```sh\nfalse\n```\n"):
-        page.write_text(block)
-        with pytest.raises(AssertionError):
-            blocks(page)[0].evaluate()
+    page.write_text(block)
+    ran = run_page(page, tmp_path)
+    assert ran.returncode == 1 and "AssertionError" in ran.stderr
+
+
+if __name__ == "__main__":
+    for example in blocks(pathlib.Path(sys.argv[1])):
+        example.evaluate()
