@@ -148,13 +148,16 @@ std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& 
     }
   }
   if (options.derivatives) {
-    for (const auto& fix : derivative_fixes(device)) {
+    const auto add = [&](const DerivativeFix& fix) {
       const bool at_autograd = fix.key == c10::DispatchKey::Undefined;
       kernels->add(at_autograd ? autograd : fix.key, fix.op, fix.fault, fix.make());
+    };
+    for (const auto& fix : derivative_fixes(device)) {
+      add(fix);
     }
     for (const auto& fix : lacking_derivatives()) {
-      if (!has_kernel(fix.op, autograd)) {
-        kernels->add(autograd, fix.op, fix.fault, fix.make());
+      if (fix.key != c10::DispatchKey::Undefined || !has_kernel(fix.op, autograd)) {
+        add(fix);
       }
     }
   }

@@ -79,12 +79,14 @@ def enable(
     Args:
         device: ``"xla"`` (torch_xla), ``"tpu"`` (TorchTPU), ``"cpu"``, ``"cuda"``, or the name of the
             PrivateUse1 backend. Every device gets the double backward of convolutions; ``xla`` gets
-            the convolutions as well; ``xla`` and ``tpu`` get the derivatives that they need mended.
+            the convolutions as well; ``xla`` and ``tpu`` get the derivatives that they need mended;
+            every device gets the second derivatives that PyTorch lacks (hardsigmoid, cdist, ...).
         output_padding: who enlarges a transposed convolution's input on ``xla``: ``"native"``, the
             device's own kernel, or ``"pad"``, ours, for a kernel that does not know of it.
         hardware: what the graph will run on, ``"cpu"``, ``"tpu"`` or ``"other"``. By default what
             torch_xla runs on. Give it to trace on one machine what another will run.
-        derivatives: also mend other operators whose derivatives the device gets wrong.
+        derivatives: also mend other operators whose derivatives the device gets wrong, and give
+            those that PyTorch lacks.
         grouped: ``"merge"`` computes neighbouring groups of a convolution on ``xla`` as one, with
             zeros between them, where the TPU compiler's estimate is lower for it. A NaN or Inf in
             one group then makes NaN of the others of its merge, so the default is ``"direct"``, or

@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/hardsigmoid_backward_ops.h>
+#include <ATen/ops/hardtanh_backward.h>
 #include <ATen/ops/where.h>
 
 #include "derivatives/differentiable.h"
@@ -27,7 +28,7 @@ at::Tensor elu_backward(
 
 // From hardsigmoid(x) = clamp(x / 6 + 1 / 2, 0, 1).
 at::Tensor hardsigmoid_backward(const at::Tensor& grad_output, const at::Tensor& self) {
-  return (grad_output * (1.0 / 6)).masked_fill((self > -3).logical_and(self < 3).logical_not(), 0);
+  return at::hardtanh_backward(grad_output, self, -3, 3) * (1.0 / 6);
 }
 
 // TorchTPU scales by alpha the result alone. celu(x) = x for x > 0, else alpha * (exp(x / alpha) - 1).

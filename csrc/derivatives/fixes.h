@@ -31,6 +31,18 @@ MakeFix make_unless_reflected_2d, make_unless_reflected_3d;
 MakeFix make_flash_attention_for_cpu, make_flash_attention_for_cpu_backward;
 MakeFix make_overrideable_attention, make_overrideable_attention_backward;
 MakeFix make_cudnn_attention, make_cudnn_attention_backward;
+// distances.cpp
+MakeFix make_cdist_forward, make_cdist_backward, make_cdist_backward_under_vmap;
+MakeFix make_euclidean_dist;
+MakeFix make_pdist_forward, make_infinite_pdist, make_pdist_backward;
+// margin_losses.cpp
+MakeFix make_multi_margin_loss, make_multi_margin_loss_backward;
+MakeFix make_multilabel_margin_loss, make_multilabel_margin_loss_backward;
+// embedding_bag.cpp
+MakeFix make_embedding_bag, make_embedding_bag_forward_only, make_embedding_bag_backward;
+MakeFix make_embedding_bag_per_sample_weights_backward;
+// segment_reduce.cpp
+MakeFix make_segment_reduce, make_segment_reduce_backward;
 // embedding.cpp
 MakeFix make_embedding;
 
