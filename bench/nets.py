@@ -10,7 +10,7 @@ from torch import nn
 
 
 @cache
-def _import_torchvision() -> Any:
+def import_torchvision() -> Any:
     # Beside a CPU build of torch, PyPI's torchvision on Linux cannot load its kernels, and its import
     # asks for these two all the same; no classifier uses them.
     package = importlib.util.find_spec("torchvision")
@@ -46,7 +46,7 @@ def _batch_statistics(model: nn.Module) -> nn.Module:
 
 def classifier(name: str) -> nn.Module:
     """A torchvision classifier with 10 classes, in train mode."""
-    make = getattr(_import_torchvision().models, name)
+    make = getattr(import_torchvision().models, name)
     return _batch_statistics(_without_dropout(make(weights=None, num_classes=10)))
 
 
