@@ -33,12 +33,12 @@ def _higher(net: nn.Module, x: Tensor, y: Tensor, v: list[Tensor]) -> Any:
         return torch.autograd.grad(F.cross_entropy(fast(x.flip(0)), y), slow)
 
 
-def _torchopt(name: str) -> Callable[..., Any]:
+def _torchopt(name: str, rate: float) -> Callable[..., Any]:
     def step(net: nn.Module, x: Tensor, y: Tensor, v: list[Tensor]) -> Any:
         import torchopt
 
         slow = list(net.parameters())
-        inner = getattr(torchopt, name)(net, lr=0.1)
+        inner = getattr(torchopt, name)(net, lr=rate)
         inner.step(F.cross_entropy(net(x), y))
         return torch.autograd.grad(F.cross_entropy(net(x.flip(0)), y), slow)
 
@@ -96,8 +96,8 @@ def _laplace(net: nn.Module, x: Tensor, y: Tensor, v: list[Tensor]) -> Any:
 
 LIBRARIES: dict[str, Callable[..., Any]] = {
     "higher, innerloop_ctx": _higher,
-    "torchopt, MetaSGD": _torchopt("MetaSGD"),
-    "torchopt, MetaAdam": _torchopt("MetaAdam"),
+    "torchopt, MetaSGD": _torchopt("MetaSGD", 0.1),
+    "torchopt, MetaAdam": _torchopt("MetaAdam", 0.01),
     "curvlinops, Hessian": _curvlinops("HessianLinearOperator"),
     "curvlinops, GGN": _curvlinops("GGNLinearOperator"),
     "curvlinops, KFAC": _curvlinops("KFACLinearOperator", fisher_type="type-2"),

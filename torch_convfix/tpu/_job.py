@@ -6,19 +6,15 @@ Run as a module it is that process: it takes the job as JSON and the path to wri
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from torch_convfix._process import ENDED, run_limited, tail
 from torch_convfix.tpu._environment import TORCH_XLA_DEBUG
 from torch_convfix.tpu.report import Failure, Report
 
@@ -64,30 +60,14 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder, "result"), Path(folder, "log")
         command = [python, "-m", __name__, json.dumps(asdict(job)), str(result)]
-        with log.open("w") as output:
-            child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-            start = time.monotonic()
-            try:
-                used = psutil.Process(child.pid)
-                while child.poll() is None:
-                    time.sleep(0.1)
-                    if limit is not None and time.monotonic() - start > limit:
-                        return job.failure(f"not done within the limit of {limit:g} s")
-                    if cpu_limit is not None and sum(used.cpu_times()[:2]) > cpu_limit:
-                        return job.failure(f"not done within the limit of {cpu_limit:g} CPU s")
-                    if memory is not None and used.memory_info().rss > memory:
-                        return job.failure(
-                            f"stopped at the limit of {memory / 2**30:g} GiB of memory"
-                        )
-            finally:
-                child.kill()
-                child.wait()
+        reason = run_limited(
+            command, log, environment, limit=limit, cpu_limit=cpu_limit, memory=memory
+        )
         if result.exists():
             return result_of(json.loads(result.read_text()))
-        code = child.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-        return job.failure(f"the compiling process ended with {how}:\n{tail}")
+        if reason.startswith(ENDED):
+            reason = f"the compiling process {reason}:\n{tail(log, 20)}"
+        return job.failure(reason)
 
 
 def _main(job_text: str, path: str) -> int:

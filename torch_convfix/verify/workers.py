@@ -74,7 +74,7 @@ class Worker:
                 pass_fds=[other.fileno()],
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
-                env=_environment(self._settings),
+                env=environment(self._settings),
                 process_group=0,  # an interrupt from the keyboard is for the sweep, not for a case
             )
         answer = self._ask(self._settings, _START_TIMEOUT)
@@ -133,7 +133,8 @@ def worker(settings: Settings, timeout: float) -> Iterator[Worker]:
         it.stop()
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def environment(settings: Settings) -> dict[str, str]:
+    """What a process that compares must find in its environment."""
     env = dict(os.environ, OMP_NUM_THREADS="1", TORCH_CONVFIX="0")
     if settings.device in ("xla", "tpu"):
         # LLVM's optimizations take most of the time of a case, and change no derivative.

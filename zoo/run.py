@@ -1,0 +1,166 @@
+"""Whole networks and libraries on a device against float64 on the CPU, at first and second order.
+
+A row is a derivative of a network, or the typical call of a library; the rows of one member share a
+process, and after it died each has its own. Exit code 1 where a row is wrong, raises or dies, 2 if it
+cannot start.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import libraries
+import members
+import page
+from member import CPU_TOO, DIES, RIGHT, Row, rows_of
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from torch_convfix._process import run_limited, tail
+from torch_convfix.verify.workers import Settings, environment
+
+ROOT = Path(__file__).resolve().parents[1]
+MEMBER = ROOT / "zoo/member.py"
+MEMBERS = (*libraries.LIBRARIES, *members.NETS)  # the cheapest first
+QUICK = 15
+DEVICES = {"torch_xla": "xla", "torch_tpu": "tpu"}
+KERNELS = ("ours", "stock")
+PACKAGES = ("torch", "torch_xla", "torch_tpu", "jaxlib", "torchvision", "torch-convfix")
+
+Member = list[dict[str, Any]]
+
+
+def run_member(
+    name: str, device: str, kernels: str, limit: float, memory: int, program: Path = MEMBER
+) -> Member:
+    """Its rows, in one process; each in its own where that one dies or is over a limit."""
+    rows = rows_of(name)
+    found = _run(name, device, kernels, rows, limit * len(rows), memory, program)
+    if len(found) == len(rows) > 1 and any(row["verdict"] == DIES for row in found):
+        found = [
+            row for r in rows for row in _run(name, device, kernels, [r], limit, memory, program)
+        ]
+    return found
+
+
+def _run(
+    name: str,
+    device: str,
+    kernels: str,
+    rows: Sequence[str],
+    limit: float,
+    memory: int,
+    program: Path,
+) -> Member:
+    env = {"PJRT_DEVICE": "CPU", **environment(Settings(device))}
+    with tempfile.TemporaryDirectory() as folder:
+        file, log = Path(folder, "rows"), Path(folder, "log")
+        command = [sys.executable, str(program), name, device, kernels, str(file), *rows]
+        # In time four times as much: one that waits for ever uses no CPU.
+        reason = run_limited(
+            command, log, env, limit=4 * limit, cpu_limit=limit, memory=memory
+        )
+        if not reason:
+            return [json.loads(line) for line in file.read_text().splitlines()]
+        last = tail(log, 1)
+        return [asdict(Row(row, DIES, detail=f"{reason}: {last}")) for row in rows]
+
+
+def _versions() -> dict[str, str]:
+    lock = (ROOT / "requirements/zoo.lock").read_text().splitlines()
+    packages = [*PACKAGES, *(line.split("==")[0] for line in lock if "==" in line)]
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {p: found[p] for p in packages if p in found}
+
+
+def counts(found: Iterable[Member]) -> dict[str, int]:
+    """How many rows have each verdict."""
+    return dict(Counter(row["verdict"] for rows in found for row in rows))
+
+
+def _kept(file: Path) -> dict[str, Member]:
+    """The members of an earlier run whose rows are all right."""
+    if not file.exists():
+        return {}
+    earlier = json.loads(file.read_text())["members"]
+    return {n: rows for n, rows in earlier.items() if {r["verdict"] for r in rows} == {RIGHT}}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the members, keep what is known after each, print the table."""
+    parser = argparse.ArgumentParser(prog="scripts/zoo", description=__doc__)
+    add = parser.add_argument
+    add("--stack", choices=DEVICES, default="torch_xla")
+    add("--only", default="*", metavar="PATTERN", help="members to take, as 'resnet*'")
+    add("--quick", action="store_true", help=f"the {QUICK} cheapest members, some minutes")
+    add("--stock", action="store_true", help="with the stack's own kernels in place of ours")
+    add("--json", type=Path, metavar="FILE", help="grows by member; out/zoo/STACK-KERNELS.json")
+    add("--resume", action="store_true", help="keep the members of FILE that were all right")
+    add("--limit", type=float, default=300.0, metavar="SECONDS", help="of CPU time for one row")
+    add("--memory", type=float, default=8.0, metavar="GIB", help="for one process")
+    add("--jobs", type=int, default=1, help="processes at a time")
+    add("--write", action="store_true", help="only write docs/zoo.md, from the files in out/zoo")
+    args = parser.parse_args(argv)
+    if args.write:
+        return page.write(ROOT / "out/zoo", ROOT / "docs/zoo.md", MEMBERS)
+    chosen = [n for n in MEMBERS[: QUICK if args.quick else None] if fnmatchcase(n, args.only)]
+    if not chosen:
+        print(f"--only must match a member, as 'resnet*' does, got {args.only!r}", file=sys.stderr)
+        return 2
+    if args.limit <= 0 or args.memory <= 0 or args.jobs < 1:
+        print("--limit, --memory and --jobs must be positive", file=sys.stderr)
+        return 2
+    kernels = "stock" if args.stock else "ours"
+    file = args.json or ROOT / f"out/zoo/{args.stack}-{kernels}.json"
+    if args.json and not file.absolute().parent.is_dir():
+        print(f"no folder for {file}", file=sys.stderr)
+        return 2
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = _kept(file) if args.resume else {}
+
+    def keep() -> None:
+        report = {"stack": args.stack, "kernels": kernels, "versions": _versions()}
+        report["members"] = {n: found[n] for n in MEMBERS if n in found}
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(report, indent=1))
+        partial.replace(file)
+
+    console = Console(stderr=True)
+    columns = (TextColumn("zoo"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=console, transient=True) as bar,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
+        todo = [n for n in chosen if n not in found]
+        task = bar.add_task("zoo", total=len(todo))
+        memory = int(args.memory * 2**30)
+
+        def one(name: str) -> tuple[str, Member]:
+            return name, run_member(name, DEVICES[args.stack], kernels, args.limit, memory)
+
+        for name, rows in pool.map(one, todo):
+            found[name] = rows
+            keep()
+            bar.advance(task)
+            if not console.is_terminal:
+                said = ", ".join(f"{count} {v}" for v, count in counts([rows]).items())
+                print(f"zoo: {name}: {said}", file=sys.stderr, flush=True)
+    shown: Mapping[str, Member] = {n: found[n] for n in chosen}
+    Console(width=None if sys.stdout.isatty() else 160).print(page.table(shown, kernels))
+    print(page.summary(shown.values()))
+    return int(any(v not in (RIGHT, CPU_TOO) for v in counts(shown.values())))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
+    sys.exit(main())
