@@ -32,9 +32,7 @@ def _functional(net: nn.Module, parameters: dict[str, Tensor]) -> Callable[[Tens
     return lambda x: functional_call(net, (parameters, buffers), (x,))
 
 
-def _gradient(
-    y: Tensor, parameters: dict[str, Tensor], graph: bool = False
-) -> dict[str, Tensor]:
+def _gradient(y: Tensor, parameters: dict[str, Tensor], graph: bool = False) -> dict[str, Tensor]:
     made = torch.autograd.grad(
         y, list(parameters.values()), create_graph=graph, materialize_grads=True
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
 import nets
 

@@ -67,9 +67,7 @@ def _run(
         file, log = Path(folder, "rows"), Path(folder, "log")
         command = [sys.executable, str(program), name, device, kernels, str(file), *rows]
         # In time four times as much: one that waits for ever uses no CPU.
-        reason = run_limited(
-            command, log, env, limit=4 * limit, cpu_limit=limit, memory=memory
-        )
+        reason = run_limited(command, log, env, limit=4 * limit, cpu_limit=limit, memory=memory)
         if not reason:
             return [json.loads(line) for line in file.read_text().splitlines()]
         last = tail(log, 1)
