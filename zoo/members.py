@@ -11,6 +11,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
 import nets
+import torch
 
 nets.import_torchvision()
 
@@ -84,4 +85,7 @@ def make(net: Net) -> nn.Module:
     for module in model.modules():
         if type(module).__name__ in ("Dropout", "Dropout2d", "StochasticDepth"):
             module.eval()
+        if type(module).__name__.startswith("BatchNorm"):
+            # XLA takes it as a float32: 1e-8 of it is no fault of a derivative, and some nets amplify it.
+            module.eps = torch.tensor(module.eps, dtype=torch.float32).item()
     return model
