@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -59,12 +58,6 @@ def _curvlinops(name: str, **options: Any) -> Callable[..., Any]:
     return step
 
 
-def _kfac(net: nn.Module, x: Tensor, y: Tensor, v: list[Tensor]) -> Any:
-    # It knows parameters by data_ptr, which is 0 for all on XLA.
-    with mock.patch.object(Tensor, "data_ptr", lambda t: id(t)):
-        return _curvlinops("KFACLinearOperator", fisher_type="type-2")(net, x, y, v)
-
-
 def _backpack(net: nn.Module, x: Tensor, y: Tensor, v: list[Tensor]) -> Any:
     import backpack
     from backpack.extensions import BatchGrad, DiagGGNExact
@@ -108,7 +101,6 @@ LIBRARIES: dict[str, Callable[..., Any]] = {
     "curvlinops, Hessian": _curvlinops("HessianLinearOperator"),
     "curvlinops, GGN": _curvlinops("GGNLinearOperator"),
     "curvlinops, KFAC": _curvlinops("KFACLinearOperator", fisher_type="type-2"),
-    "curvlinops, KFAC, data_ptr patched": _kfac,
     "backpack, BatchGrad and DiagGGN": _backpack,
     "hessian-eigenthings": _hessian_eigenthings,
     "laplace-torch, diagonal": _laplace,

@@ -59,6 +59,10 @@ the CPU after `enable("cpu")`.
 ./scripts/zoo --only 'resnet*' --stock
 ```
 
+curvlinops' KFAC knows parameters by `data_ptr()`, which is 0 for every tensor on XLA, and asks for a
+random generator that torch_xla does not have: no derivative is to blame. learn2learn 0.2.0 does not build
+with a Cython of today, so it is not in `requirements/zoo.lock`.
+
 Each member runs in a process of its own, with limits on CPU time and memory, and after a death each row
 in its own: a death is a row.
 """
