@@ -33,7 +33,7 @@ from torch_convfix.verify.workers import Settings, environment
 ROOT = Path(__file__).resolve().parents[1]
 MEMBER = ROOT / "zoo/member.py"
 MEMBERS = (*libraries.LIBRARIES, *members.NETS)  # the cheapest first
-QUICK = 13
+QUICK = 15
 DEVICES = {"torch_xla": "xla", "torch_tpu": "tpu"}
 KERNELS = ("ours", "stock")
 PACKAGES = ("torch", "torch_xla", "torch_tpu", "jaxlib", "torchvision", "torch-convfix")
