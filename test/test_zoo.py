@@ -64,6 +64,10 @@ def _refused(tensors):
     raise NotImplementedError("not on the CPU")
 
 
+def _missing(tensors):
+    import no_such_library  # noqa: F401
+
+
 def _refused_on_device(tensors):
     if _Cube.broken:
         raise ValueError("not here")
@@ -76,11 +80,11 @@ def _zero(tensors):
 
 def test_every_verdict_of_a_row():
     x = torch.tensor([0.5, -1.5]).requires_grad_()
-    steps = _steps(a=_gradient, b=_penalty, c=_refused, d=_refused_on_device, e=_zero)
+    steps = _steps(a=_gradient, b=_penalty, c=_refused, d=_refused_on_device, e=_zero, f=_missing)
     rows = {row.row: row for row in member.compare(steps, [x], _Broken("cpu"))}
     assert {r: row.verdict for r, row in rows.items()} == {
         "a": member.RIGHT, "b": member.WRONG, "c": member.CPU_TOO,
-        "d": member.RAISES, "e": member.WRONG,
+        "d": member.RAISES, "e": member.WRONG, "f": member.NOT_INSTALLED,
     }  # fmt: skip
     assert rows["b"].error > 0.1 and rows["d"].detail == "ValueError: not here"
     right = member.compare(_steps(b=_penalty), [x], Device("cpu"))
@@ -93,7 +97,8 @@ def _run_program(tmp_path, text, **limits):
         f"import json, os, sys, time\nfile, rows = sys.argv[4], sys.argv[5:]\n{text}"
     )
     options = {"limit": 60.0, "memory": 2**30, **limits}
-    return run.run_member("resnet18", "cpu", "ours", program=program, **options)
+    rows = run.rows_of("resnet18")
+    return run.run_member("resnet18", rows, "cpu", "ours", program=program, **options)
 
 
 def test_a_death_is_a_row_and_the_others_are_run_alone(tmp_path):
@@ -122,12 +127,10 @@ def test_a_limit_ends_a_row(tmp_path, text, limits):
 def _zoo(monkeypatch, tmp_path, *arguments):
     ran = []
 
-    def fake(name, device, kernels, limit, memory):
+    def fake(name, rows, device, kernels, limit, memory):
         ran.append(name)
         verdict = member.WRONG if name == "vgg11" else member.RIGHT
-        return [
-            {"row": r, "verdict": verdict, "error": 0.0, "detail": ""} for r in run.rows_of(name)
-        ]
+        return [{"row": r, "verdict": verdict, "error": 0.0, "detail": ""} for r in rows]
 
     monkeypatch.setattr(run, "run_member", fake)
     code = run.main(["--json", str(tmp_path / "zoo.json"), *arguments])
@@ -142,7 +145,7 @@ def test_only_and_resume(monkeypatch, tmp_path):
     kept = json.loads((tmp_path / "zoo.json").read_text())["members"]
     assert list(kept) == list(run.MEMBERS)
     _, ran = _zoo(monkeypatch, tmp_path, "--quick")
-    assert ran == list(run.MEMBERS[: run.QUICK])
+    assert ran == list(run.QUICK)
 
 
 @pytest.mark.parametrize(
@@ -162,3 +165,29 @@ def test_bad_arguments_get_one_sentence(arguments, said):
         env=env,
     )
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_only_the_known_refusal_of_a_library_is_none_of_ours():
+    row = member.Row("call", member.RAISES, detail="Found parameters in un-supported layers.")
+    judge = member._judged
+    assert judge(row, "curvlinops, KFAC", "xla").verdict == member.REFUSED
+    assert judge(row, "curvlinops, KFAC", "tpu").verdict == member.RAISES
+    assert judge(row, "curvlinops, GGN", "xla").verdict == member.RAISES
+    other = member.Row("call", member.RAISES, detail="another error")
+    assert judge(other, "curvlinops, KFAC", "xla").verdict == member.RAISES
+    assert member.REFUSED in member.NO_FAULT and member.NOT_INSTALLED not in member.NO_FAULT
+
+
+def test_the_page_shows_stock_beside_ours(tmp_path):
+    for kernels, verdict in (("stock", member.RAISES), ("ours", member.RIGHT)):
+        row = {"row": "R1 penalty", "verdict": verdict, "error": 0.0, "detail": ""}
+        members = {
+            "resnet18": [row | {"detail": "ValueError: shapes"}] if kernels == "stock" else [row]
+        }
+        report = {"versions": {"torch": "2.9.0"}, "members": members}
+        (tmp_path / f"torch_xla-{kernels}.json").write_text(json.dumps(report))
+    assert run.page.write(tmp_path, tmp_path / "zoo.md", run.MEMBERS) == 0
+    text = (tmp_path / "zoo.md").read_text()
+    dashes = " | ".join(["\u2013"] * 2)
+    assert f"| resnet18 | {dashes} | stock: raises; ours: right |" in text
+    assert "- `ValueError: shapes`: stock, resnet18, R1 penalty" in text

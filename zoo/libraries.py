@@ -1,5 +1,6 @@
 """The libraries of the zoo: the call that each is used for, on a small convolutional net."""
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,18 @@ LIBRARIES: dict[str, Callable[..., Any]] = {
     "learn2learn, MAML": _learn2learn,
 }
 CALL = "call"
+
+
+def installed() -> list[str]:
+    """The libraries to take: learn2learn is not in the lock, for it does not build everywhere."""
+    optional = [] if importlib.util.find_spec("learn2learn") else ["learn2learn, MAML"]
+    return [name for name in LIBRARIES if name not in optional]
+
+
+# What a library itself does not do on a device, by a part of what it says.
+REFUSED = {
+    ("curvlinops, KFAC", "xla"): "Found parameters in un-supported layers",
+}
 
 
 def inputs(net: nn.Module) -> tuple[Tensor, Tensor, list[Tensor]]:

@@ -5,7 +5,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import derivatives
@@ -37,14 +37,16 @@ class Row:
 
 RIGHT, WRONG, RAISES = "right", "wrong", "raises"
 CPU_TOO, DIES, NOT_TRACEABLE = "the CPU raises too", "ends the process", "not traceable"
+NOT_INSTALLED, REFUSED = "not installed", "the library refuses"
 # What TorchTPU says where a value, a random number or a copy is asked of a TPU that is not there.
 _ASKS_A_TPU = ("during an FX trace", "TPU initialization failed", "getNewGenerator")
-VERDICTS = (RIGHT, WRONG, RAISES, CPU_TOO, DIES, NOT_TRACEABLE)
+VERDICTS = (RIGHT, WRONG, RAISES, DIES, CPU_TOO, NOT_TRACEABLE, REFUSED, NOT_INSTALLED)
+NO_FAULT = {RIGHT, CPU_TOO, NOT_TRACEABLE, REFUSED}
 
 
 def rows_of(name: str) -> list[str]:
     """The rows of a member."""
-    return [libraries.CALL] if name in libraries.LIBRARIES else list(derivatives.ROWS)
+    return [libraries.CALL] if name in libraries.LIBRARIES else list(members.NETS[name].rows)
 
 
 def prepare(name: str, rows: Sequence[str]) -> tuple[dict[str, Callable[[], Step]], list[Tensor]]:
@@ -141,7 +143,8 @@ def _row(
     refused: str,
 ) -> Row:
     if isinstance(want, Failure) or (refused and isinstance(got, Failure)):
-        return Row(row, CPU_TOO, detail=refused)
+        missing = refused.startswith(ModuleNotFoundError.__name__)
+        return Row(row, NOT_INSTALLED if missing else CPU_TOO, detail=refused)
     if not isinstance(got, dict):
         line = got.line if got else ""
         asked = any(part in line for part in _ASKS_A_TPU)
@@ -162,7 +165,14 @@ def main(name: str, where: str, which: str, file: str, rows: Sequence[str]) -> N
         warnings.simplefilter("ignore")
         found = compare(*prepare(name, rows), device)
     with open(file, "a") as output:
-        output.writelines(json.dumps(asdict(row)) + "\n" for row in found)
+        output.writelines(json.dumps(asdict(_judged(row, name, where))) + "\n" for row in found)
+
+
+def _judged(row: Row, name: str, where: str) -> Row:
+    said = libraries.REFUSED.get((name, where))
+    if said and row.verdict == RAISES and said in row.detail:
+        return replace(row, verdict=REFUSED)
+    return row
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@ end, for batch statistics of less than that have no derivative."""
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
+import derivatives
 import nets
 import torch
 
@@ -26,6 +27,7 @@ class Net:
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    rows: tuple[str, ...] = ("gradient", "R1 penalty")  # a compilation each
 
 
 def _net(name: str, *shape: int, **options: object) -> Net:
@@ -77,6 +79,18 @@ NETS = {
     "vit_b_16": _net("vit_b_16", 3, 32, 32, image_size=32),
     "vgg11": _net("vgg11", 3, 32, 32),
 }
+
+
+# Small enough for every row.
+for _name in (
+    "squeezenet1_1",
+    "mnasnet0_5",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x0_5",
+    "resnet18",
+    "alexnet",
+):
+    NETS[_name] = replace(NETS[_name], rows=tuple(derivatives.ROWS))
 
 
 def make(net: Net) -> nn.Module:

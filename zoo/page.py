@@ -48,13 +48,16 @@ Written by `scripts/zoo --write`: do not edit.
 
 torchvision's networks as they come (in-place activations, batch statistics; dropout off), without
 weights, and the call that libraries of this kind are used for, on a small net: on the device, stock and
-ours, against float64 on the CPU. Images are as small as leaves 2 x 2 positions before the end, the batch
-is 2. A row is right within 1e-6 of the largest number of a result, or of a tenth of the row's largest.
-"not traceable": TorchTPU ends the process that traces it without a TPU. Where PyTorch lacks a derivative ("the CPU raises too" under stock), ours is compared with float64 on
-the CPU after `enable("cpu")`.
+ours, against float64 on the CPU. The batch is 2, images are as small as leaves 2 x 2 positions before
+the end: XLA:CPU takes minutes to compile a second derivative, whatever the image. For the same reason
+only the smallest networks have all rows, and "\u2013" is a row that was not run.
+
+A row is right within 1e-6 of the largest number of a result, or of a tenth of the row's largest. "Not
+traceable": TorchTPU ends the process that traces it without a TPU. "The CPU raises too": PyTorch has no
+such derivative on any device; ours has, and is then compared with the CPU after `enable("cpu")`.
 
 ```sh
-./scripts/zoo --quick                 # the fifteen cheapest members
+./scripts/zoo --quick                 # the fifteen rows of CI
 ./scripts/zoo --stack torch_tpu       # all, traced by TorchTPU and run on XLA:CPU
 ./scripts/zoo --only 'resnet*' --stock
 ```
@@ -80,13 +83,13 @@ def _section(stack: str, runs: Mapping[str, Any], order: Sequence[str]) -> str:
             if any(name in run["members"] for run in runs.values()):
                 cells = [_beside(name, row, runs) for row in rows]
                 lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    notes = [
-        f"- {kernels}, {name}, {row['row']}: {row['detail'].replace('|', '/')}"
-        for kernels, run in runs.items()
-        for name, rows in run["members"].items()
-        for row in rows
-        if row["detail"] and row["verdict"] not in (RIGHT, WRONG)
-    ]
+    said: dict[str, list[str]] = {}
+    for kernels, run in runs.items():
+        for name, rows in run["members"].items():
+            for row in rows:
+                if row["detail"] and row["verdict"] not in (RIGHT, WRONG):
+                    said.setdefault(row["detail"], []).append(f"{kernels}, {name}, {row['row']}")
+    notes = [f"- `{detail}`: {'; '.join(where)}" for detail, where in said.items()]
     if notes:
         lines += ["", "<details><summary>What was said</summary>", "", *notes, "", "</details>"]
     return "\n".join(lines)
@@ -97,7 +100,7 @@ def _beside(name: str, row: str, runs: Mapping[str, Any]) -> str:
     said = {}
     for kernels, run in runs.items():
         found = [r for r in run["members"].get(name, ()) if r["row"] == row]
-        said[kernels] = cell(found[0]) if found else "not run"
+        said[kernels] = cell(found[0]) if found else "\u2013"
     if len({*said.values()}) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{kernels}: {text}" for kernels, text in said.items())

@@ -23,7 +23,7 @@ from typing import Any
 import libraries
 import members
 import page
-from member import CPU_TOO, DIES, NOT_TRACEABLE, RIGHT, Row, rows_of
+from member import DIES, NO_FAULT, NOT_TRACEABLE, RIGHT, Row, rows_of
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,8 +32,20 @@ from torch_convfix.verify.workers import Settings, environment
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMBER = ROOT / "zoo/member.py"
-MEMBERS = (*libraries.LIBRARIES, *members.NETS)  # the cheapest first
-QUICK = 15
+MEMBERS = (*libraries.installed(), *members.NETS)
+# The libraries, and the penalty of the networks that people try first.
+QUICK = dict.fromkeys((n for n in MEMBERS if n in libraries.LIBRARIES), (libraries.CALL,))
+QUICK |= dict.fromkeys(
+    (
+        "squeezenet1_1",
+        "mobilenet_v3_small",
+        "shufflenet_v2_x0_5",
+        "resnet18",
+        "alexnet",
+        "googlenet",
+    ),
+    ("R1 penalty",),
+)
 DEVICES = {"torch_xla": "xla", "torch_tpu": "tpu"}
 KERNELS = ("ours", "stock")
 PACKAGES = ("torch", "torch_xla", "torch_tpu", "jaxlib", "torchvision", "torch-convfix")
@@ -42,10 +54,15 @@ Member = list[dict[str, Any]]
 
 
 def run_member(
-    name: str, device: str, kernels: str, limit: float, memory: int, program: Path = MEMBER
+    name: str,
+    rows: Sequence[str],
+    device: str,
+    kernels: str,
+    limit: float,
+    memory: int,
+    program: Path = MEMBER,
 ) -> Member:
     """Its rows, in one process; each in its own where that one dies or is over a limit."""
-    rows = rows_of(name)
     found = _run(name, device, kernels, rows, limit * len(rows), memory, program)
     if len(rows) > 1 and found[0]["verdict"] in (DIES, NOT_TRACEABLE):
         found = [
@@ -90,11 +107,11 @@ def counts(found: Iterable[Member]) -> dict[str, int]:
 
 
 def _kept(file: Path) -> dict[str, Member]:
-    """The members of an earlier run whose rows are all right."""
+    """The rows of an earlier run that are right."""
     if not file.exists():
         return {}
     earlier = json.loads(file.read_text())["members"]
-    return {n: rows for n, rows in earlier.items() if {r["verdict"] for r in rows} == {RIGHT}}
+    return {n: [r for r in rows if r["verdict"] == RIGHT] for n, rows in earlier.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--stack", choices=DEVICES, default="torch_xla")
     add("--only", default="*", metavar="PATTERN", help="members to take, as 'resnet*'")
-    add("--quick", action="store_true", help=f"the {QUICK} cheapest members, some minutes")
+    add("--quick", action="store_true", help=f"{len(QUICK)} rows, some minutes")
     add("--stock", action="store_true", help="with the stack's own kernels in place of ours")
     add("--json", type=Path, metavar="FILE", help="grows by member; out/zoo/STACK-KERNELS.json")
-    add("--resume", action="store_true", help="keep the members of FILE that were all right")
+    add("--resume", action="store_true", help="keep the rows of FILE that were right")
     add("--limit", type=float, default=300.0, metavar="SECONDS", help="of CPU time for one row")
     add("--memory", type=float, default=8.0, metavar="GIB", help="for one process")
     add("--jobs", type=int, default=1, help="processes at a time")
@@ -114,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.write:
         return page.write(ROOT / "out/zoo", ROOT / "docs/zoo.md", MEMBERS)
-    chosen = [n for n in MEMBERS[: QUICK if args.quick else None] if fnmatchcase(n, args.only)]
+    rows = dict(QUICK) if args.quick else {name: rows_of(name) for name in MEMBERS}
+    chosen = {name: r for name, r in rows.items() if fnmatchcase(name, args.only)}
     if not chosen:
         print(f"--only must match a member, as 'resnet*' does, got {args.only!r}", file=sys.stderr)
         return 2
@@ -131,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def keep() -> None:
         report = {"stack": args.stack, "kernels": kernels, "versions": _versions()}
-        report["members"] = {n: found[n] for n in MEMBERS if n in found}
+        report["members"] = {n: found[n] for n in MEMBERS if found.get(n)}
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(report, indent=1))
         partial.replace(file)
@@ -142,26 +160,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         Progress(*columns, console=console, transient=True) as bar,
         ThreadPoolExecutor(args.jobs) as pool,
     ):
-        todo = [n for n in chosen if n not in found]
+        done = {n: {row["row"] for row in rows} for n, rows in found.items()}
+        left = {n: [r for r in rows if r not in done.get(n, ())] for n, rows in chosen.items()}
+        todo = [n for n, rows in left.items() if rows]
         task = bar.add_task("zoo", total=len(todo))
         memory = int(args.memory * 2**30)
 
         def one(name: str) -> tuple[str, Member, float]:
             start = time.monotonic()
-            rows = run_member(name, DEVICES[args.stack], kernels, args.limit, memory)
-            return name, rows, time.monotonic() - start
+            made = run_member(name, left[name], DEVICES[args.stack], kernels, args.limit, memory)
+            return name, made, time.monotonic() - start
 
         for name, rows, seconds in pool.map(one, todo):
-            found[name] = rows
+            found[name] = found.get(name, []) + rows
             keep()
             bar.advance(task)
             if not console.is_terminal:
                 said = ", ".join(f"{count} {v}" for v, count in counts([rows]).items())
                 print(f"zoo: {name}, {seconds:.0f} s: {said}", file=sys.stderr, flush=True)
-    shown: Mapping[str, Member] = {n: found[n] for n in chosen}
+    shown: Mapping[str, Member] = {
+        n: [row for row in found[n] if row["row"] in rows] for n, rows in chosen.items()
+    }
     Console(width=None if sys.stdout.isatty() else 160).print(page.table(shown, kernels))
     print(page.summary(shown.values()))
-    return int(any(v not in (RIGHT, CPU_TOO, NOT_TRACEABLE) for v in counts(shown.values())))
+    return int(bool({*counts(shown.values())} - NO_FAULT))
 
 
 if __name__ == "__main__":
