@@ -97,8 +97,12 @@ def _run(
 def _versions() -> dict[str, str]:
     lock = (ROOT / "requirements/zoo.lock").read_text().splitlines()
     packages = [*PACKAGES, *(line.split("==")[0] for line in lock if "==" in line)]
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return {p: found[p] for p in packages if p in found}
+    found = {_plain(d.name): d.version for d in importlib.metadata.distributions()}
+    return {p: found[_plain(p)] for p in packages if _plain(p) in found}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def counts(found: Iterable[Member]) -> dict[str, int]:
