@@ -65,6 +65,7 @@ def run(
         )
         if result.exists():
             return result_of(json.loads(result.read_text()))
+        reason = reason or f"{ENDED}exit code 0"
         if reason.startswith(ENDED):
             reason = f"the compiling process {reason}:\n{tail(log, 20)}"
         return job.failure(reason)
