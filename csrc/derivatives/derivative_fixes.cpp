@@ -58,6 +58,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
         {"nll_loss_forward", kTotal, make_nll_loss_forward, c10::DispatchKey::XLA},
         {"nll_loss2d_forward", kTotal, make_nll_loss2d_forward, c10::DispatchKey::XLA},
         {"nll_loss_nd", "unbatched input ends the process", make_unbatched_nll_loss},
+        {"native_batch_norm_backward", "by running statistics it is refused",
+         make_batch_norm_backward_by_running_statistics, c10::DispatchKey::XLA},
         {"avg_pool2d", kDivisor, make_avg_pool2d},
         {"avg_pool3d", kDivisor, make_avg_pool3d},
     };
@@ -81,7 +83,15 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
 const std::vector<DerivativeFix>& lacking_derivatives() {
   constexpr auto kLacks = "PyTorch has no derivative of it";
   constexpr auto kNoForwardMode = "PyTorch has no forward mode of it";
+  constexpr auto kConstants =
+      "what is differentiated after forward mode lacks the statistics' derivative";
   static const std::vector<DerivativeFix> fixes{
+      {"native_layer_norm", kConstants, make_layer_norm},
+      {"native_layer_norm_backward", kConstants, make_layer_norm_backward},
+      {"native_group_norm", kConstants, make_group_norm},
+      {"native_group_norm_backward", kConstants, make_group_norm_backward},
+      {"native_batch_norm", kConstants, make_batch_norm},
+      {"native_batch_norm_backward", kConstants, make_batch_norm_backward},
       {"hardsigmoid_backward", kLacks, make_hardsigmoid_backward},
       {"grid_sampler_2d", kNoForwardMode, make_grid_sampler_2d},
       {"grid_sampler_2d_backward", kLacks, make_grid_sampler_2d_backward},

@@ -16,7 +16,7 @@ struct DerivativeFix {
   c10::DispatchKey key = c10::DispatchKey::Undefined;  // the device's autograd key, or another
 };
 
-// The operators that PyTorch itself cannot differentiate, on any device. A backend that has its own
+// The operators that PyTorch itself cannot differentiate, or gets wrong, on any device. A backend that has its own
 // kernel at its autograd key keeps it.
 const std::vector<DerivativeFix>& lacking_derivatives();
 

@@ -23,6 +23,9 @@ MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_los
     make_nll_loss2d_forward;
 // arguments.cpp
 MakeFix make_amax, make_amin, make_norm, make_roll;
+// normalization.cpp
+MakeFix make_layer_norm, make_layer_norm_backward, make_group_norm, make_group_norm_backward;
+MakeFix make_batch_norm, make_batch_norm_backward, make_batch_norm_backward_by_running_statistics;
 // grid_sample.cpp
 MakeFix make_grid_sampler_2d, make_grid_sampler_2d_backward;
 MakeFix make_grid_sampler_3d, make_grid_sampler_3d_backward;

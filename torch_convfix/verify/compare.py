@@ -21,6 +21,7 @@ from torch_convfix.verify.derivatives import (
     random_like,
 )
 from torch_convfix.verify.devices import Device, kernels
+from torch_convfix.verify.formulas import formulas
 
 REFUSED = "the CPU refuses it: "  # how a reason to skip begins
 
@@ -75,7 +76,8 @@ def compare(
 ) -> Outcome:
     """Compare the stages of one call. Its floating tensors are rounded to ``dtype`` first.
 
-    The reference is the CPU's own kernels; with ``stock=False`` ours there, for what PyTorch lacks.
+    The reference is the CPU's own kernels, formulas where these are wrong; with ``stock=False`` ours
+    there, for what PyTorch lacks.
 
     Errors are relative to the largest number of a result, to a tenth of the largest of its stage, or
     to a tenth of ``size``, whichever is largest.
@@ -103,8 +105,9 @@ def compare(
         dtype: torch.dtype = torch.float64,
     ) -> dict[str, Results | Failure]:
         tensors = [_cast(t, dtype) for t in inputs]
-        with kernels("cpu", stock=stock):
-            return evaluate(reference, tensors, stages, draw, vmap=False)
+        exact = formulas() if dtype == torch.float64 else contextlib.nullcontext()
+        with kernels("cpu", stock=stock), exact:
+            return evaluate(reference, tensors, stages, draw, reference=True)
 
     torch.manual_seed(0)
     want = in_float64(inputs)

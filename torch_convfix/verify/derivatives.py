@@ -100,13 +100,13 @@ def evaluate(
     stages: Sequence[str],
     draw: Draw,
     *,
-    vmap: bool = True,
+    reference: bool = False,
 ) -> dict[str, Results | Failure]:
     """The results of each stage, or what it raised; the orders after a raise are left out.
 
     Order 1 is the vector-Jacobian product with ``v``; order 2 that of order 1 with ``u``, with
-    respect to the inputs and ``v``; and so on. ``draw(name, like)`` gives these cotangents. Without
-    ``vmap`` a loop takes its place, and nothing is written before.
+    respect to the inputs and ``v``; and so on. ``draw(name, like)`` gives these cotangents. A
+    ``reference`` takes neither vmap nor forward mode, and writes nothing before.
     """
     names = [f"input {i}" for i, t in enumerate(tensors) if t.requires_grad]
     x = [t for t in tensors if t.requires_grad]
@@ -116,8 +116,10 @@ def evaluate(
         return tuple(program([next(own) if t.requires_grad else t for t in tensors]))
 
     def after_a_write(*x: Tensor) -> tuple[Tensor, ...]:
-        own = iter(map(_written, x) if vmap else x)
-        return tuple(program([next(own) if t.requires_grad else t for t in tensors], copy=not vmap))
+        own = iter(x if reference else map(_written, x))
+        return tuple(
+            program([next(own) if t.requires_grad else t for t in tensors], copy=reference)
+        )
 
     variables = dict(zip(names, x, strict=True))
     results: dict[str, Results | Failure] = {}
@@ -126,7 +128,7 @@ def evaluate(
     if not x or isinstance(value, Failure):
         return results
     written = [stage for stage in stages if stage.endswith(AFTER_A_WRITE)]
-    if written and vmap:
+    if written and not reference:
         _take_orders(results, program, after_a_write, variables, written, draw, AFTER_A_WRITE)
     elif written:
         plain = {stage: stage.removesuffix(AFTER_A_WRITE) for stage in written}
@@ -138,7 +140,7 @@ def evaluate(
             continue
         of = function if word == "V" else lambda *x: _floating(function(*x))
         try:
-            taken = transforms.evaluate(word, of, variables, outputs, draw, vmap=vmap)
+            taken = transforms.evaluate(word, of, variables, outputs, draw, reference=reference)
             results[stage] = {f"output {i}": t.detach() for i, t in enumerate(taken)}
         except Exception as e:
             results[stage] = Failure.of(e)

@@ -5,6 +5,7 @@ the Jacobian-vector product, each with respect to all that the function so far d
 over a batch of all of it, D over directions of the last transform alone.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,14 +58,27 @@ def evaluate(
     outputs: dict[str, Tensor],
     draw: Draw,
     *,
-    vmap: bool,
+    reference: bool = False,
 ) -> Sequence[Tensor]:
-    """The results of ``word`` of a function; ``outputs`` are its own. Without ``vmap``, by a loop."""
-    over = torch.func.vmap if vmap else _loop
-    at = _Level(function, {n: t.detach() for n, t in variables.items()}, outputs)
-    for depth, letter in enumerate(word):
-        at = _STEPS[letter](at, draw, f"{word[:depth]}>", over)
-    return at.function(*at.variables.values())
+    """The results of ``word`` of a function; ``outputs`` are its own.
+
+    The reference takes a loop for vmap, and for forward mode reverse mode twice, since PyTorch's own rules
+    may be wrong; forward mode only where the reverse one is not differentiable, or not finite.
+    """
+
+    def taken(by: _Means) -> Sequence[Tensor]:
+        at = _Level(function, {n: t.detach() for n, t in variables.items()}, outputs)
+        for depth, letter in enumerate(word):
+            at = _STEPS[letter](at, draw, f"{word[:depth]}>", by)
+        return at.function(*at.variables.values())
+
+    if not reference:
+        return taken(_TRANSFORMS)
+    with contextlib.suppress(RuntimeError):
+        results = taken(_REVERSE_ONLY)
+        if all(t.isfinite().all() for t in results):
+            return results
+    return taken(_LOOP)
 
 
 def real(t: Tensor) -> Tensor:
@@ -73,7 +87,15 @@ def real(t: Tensor) -> Tensor:
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
-def _reverse(at: _Level, draw: Draw, depth: str, over: object) -> _Level:
+@dataclass
+class _Means:
+    """What stands for vmap and for the Jacobian-vector product."""
+
+    vmap: Callable[..., Function]
+    jvp: Callable[[Function, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor]]
+
+
+def _reverse(at: _Level, draw: Draw, depth: str, by: _Means) -> _Level:
     count = len(at.variables)
     cotangents = {f"{depth}cotangent of {n}": y for n, y in at.outputs.items()}
 
@@ -86,31 +108,29 @@ def _reverse(at: _Level, draw: Draw, depth: str, over: object) -> _Level:
     return _Level(gradient, at.variables | new, outputs, len(new))
 
 
-def _forward(at: _Level, draw: Draw, depth: str, over: object) -> _Level:
+def _forward(at: _Level, draw: Draw, depth: str, by: _Means) -> _Level:
     count = len(at.variables)
 
     def tangent(*given: Tensor) -> Sequence[Tensor]:
-        return torch.func.jvp(
-            lambda *x: tuple(at.function(*x)), tuple(given[:count]), tuple(given[count:])
-        )[1]
+        return by.jvp(lambda *x: tuple(at.function(*x)), given[:count], given[count:])
 
     new = {f"{depth}tangent of {n}": t for n, t in at.variables.items()}
     new = {n: draw(n, t) for n, t in new.items()}
     return _Level(tangent, at.variables | new, at.outputs, len(new))
 
 
-def _batch(at: _Level, draw: Draw, depth: str, over: Callable[..., Function]) -> _Level:
+def _batch(at: _Level, draw: Draw, depth: str, by: _Means) -> _Level:
     variables = {f"{n}, batch": _two(t) for n, t in at.variables.items()}
     outputs = {n: torch.stack([y, y]) for n, y in at.outputs.items()}
-    return _Level(over(at.function), variables, outputs)
+    return _Level(by.vmap(at.function), variables, outputs)
 
 
-def _directions(at: _Level, draw: Draw, depth: str, over: Callable[..., Function]) -> _Level:
+def _directions(at: _Level, draw: Draw, depth: str, by: _Means) -> _Level:
     count = len(at.variables) - at.new
     batched = [None] * count + [0] * at.new
     values = [*at.variables.items()]
     variables = dict(values[:count]) | {f"{n}, batch": _two(t) for n, t in values[count:]}
-    return _Level(over(at.function, in_dims=tuple(batched)), variables, at.outputs)
+    return _Level(by.vmap(at.function, in_dims=tuple(batched)), variables, at.outputs)
 
 
 def _two(t: Tensor) -> Tensor:
@@ -137,3 +157,21 @@ def _loop(function: Function, in_dims: Sequence[int | None] | None = None) -> Fu
         return [torch.stack(ys) for ys in zip(*outputs, strict=True)]
 
     return over_batch
+
+
+def _jvp(f: Function, x: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Sequence[Tensor]:
+    return torch.func.jvp(f, x, tangents)[1]
+
+
+def _jvp_by_reverse_mode(
+    f: Function, x: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> Sequence[Tensor]:
+    """The gradient of the vector-Jacobian product, which is linear in its cotangents, by these."""
+    outputs, pullback = torch.func.vjp(f, *x)
+    _, push = torch.func.vjp(lambda *u: pullback(u), *map(torch.zeros_like, outputs))
+    return push(tangents)
+
+
+_TRANSFORMS = _Means(torch.func.vmap, _jvp)
+_REVERSE_ONLY = _Means(_loop, _jvp_by_reverse_mode)
+_LOOP = _Means(_loop, _jvp)

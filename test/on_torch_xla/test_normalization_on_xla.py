@@ -1,0 +1,29 @@
+"""Normalizations on torch_xla, after forward mode and at order 3."""
+
+import pytest
+import torch_xla
+from device import DEVICE
+from norms import CASES, WORDS, results
+from support import worst_error
+
+import torch_convfix
+
+
+def on_xla(name, word):
+    got = results(word, CASES[name][0], name, DEVICE)
+    torch_xla.sync()
+    return [t.cpu() for t in got]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("name", CASES)
+def test_against_the_formula(name, word):
+    want = results(word, CASES[name][1], name, "cpu")
+    assert worst_error(on_xla(name, word), want) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "batch_norm", "group_norm"])
+def test_stock_is_wrong(name):
+    with torch_convfix.disabled("xla"):
+        got = on_xla(name, "FR")
+    assert worst_error(got, results("FR", CASES[name][1], name, "cpu")) > 1e-2
