@@ -44,6 +44,14 @@ def _maxvit() -> nn.Module:
     return MaxVit((64, 64), 64, 2, [64, 128], [1, 1], 32, 0.2, num_classes=CLASSES)
 
 
+def _vgg() -> nn.Module:
+    # vgg11 with a classifier of 64 features: its own takes more memory than all else.
+    model = get_model("vgg11", weights=None)
+    hidden = nn.Linear(512 * 7 * 7, 64)
+    model.classifier = nn.Sequential(hidden, nn.ReLU(inplace=True), nn.Linear(64, CLASSES))
+    return model
+
+
 def _fpn() -> nn.Module:
     return detection.backbone_utils.resnet_fpn_backbone(
         backbone_name="resnet18", weights=None, trainable_layers=5
@@ -77,7 +85,7 @@ NETS = {
     "efficientnet_v2_s": _net("efficientnet_v2_s"),
     "inception_v3": _net("inception_v3", 3, 107, 107, aux_logits=False, init_weights=False),
     "vit_b_16": _net("vit_b_16", 3, 32, 32, image_size=32),
-    "vgg11": _net("vgg11", 3, 32, 32),
+    "vgg11": Net(_vgg, (3, 32, 32)),
 }
 
 
@@ -95,6 +103,11 @@ for _name in (
 def make(net: Net) -> nn.Module:
     """The network in train mode, without dropout."""
     model = net.make().train()
+    for parameter in model.parameters():
+        if (
+            parameter.dim() > 1 and not parameter.count_nonzero()
+        ):  # a head that makes all derivatives 0
+            nn.init.normal_(parameter, std=0.02)
     for module in model.modules():
         if type(module).__name__ in ("Dropout", "Dropout2d", "StochasticDepth"):
             module.eval()
