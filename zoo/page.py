@@ -89,7 +89,11 @@ def _section(stack: str, runs: Mapping[str, Any], order: Sequence[str]) -> str:
             for row in rows:
                 if row["detail"] and row["verdict"] not in (RIGHT, WRONG):
                     said.setdefault(row["detail"], []).append(f"{kernels}, {name}, {row['row']}")
-    notes = [f"- `{detail}`: {'; '.join(where)}" for detail, where in said.items()]
+    root = f"{Path(__file__).resolve().parents[1]}/"
+    notes = [
+        f"- `{detail.replace(root, '').replace('`', '')}`: {'; '.join(where)}"
+        for detail, where in said.items()
+    ]
     if notes:
         lines += ["", "<details><summary>What was said</summary>", "", *notes, "", "</details>"]
     return "\n".join(lines)
