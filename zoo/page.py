@@ -56,6 +56,7 @@ A row is right within 1e-6 of the largest number of a result, or of a tenth of t
 traceable": TorchTPU ends the process that traces it without a TPU. "The CPU raises too": PyTorch has no
 such derivative on any device; ours has, and is then compared with the CPU after `enable("cpu")`.
 
+<!-- skip: next, the whole zoo takes an hour -->
 ```sh
 ./scripts/zoo --quick                 # the fifteen rows of CI
 ./scripts/zoo --stack torch_tpu       # all, traced by TorchTPU and run on XLA:CPU
