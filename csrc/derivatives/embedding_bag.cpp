@@ -34,6 +34,13 @@ at::Tensor without_padding(const at::Tensor& samples, const at::Tensor& indices,
   return padding_idx < 0 ? samples : samples.masked_fill((indices == padding_idx).unsqueeze(-1), 0);
 }
 
+// The row of each entry's maximum, and whether its bag has none.
+std::pair<at::Tensor, at::Tensor> rows_of_maxima(
+    const at::Tensor& maximum_indices, const at::Tensor& bag_size) {
+  const auto row = maximum_indices.to(at::kLong);
+  return {row.clamp_min(0), (bag_size == 0).unsqueeze(-1).logical_or(row < 0)};
+}
+
 at::Tensor embedding_bag_backward(
     const at::Tensor& grad,
     const at::Tensor& indices,
@@ -55,9 +62,8 @@ at::Tensor embedding_bag_backward(
   }
   const auto zeros = at::zeros_symint({num_weights, grad.sym_size(-1)}, grad.options());
   if (mode == kMax) {
-    const auto chosen = maximum_indices.to(at::kLong);
-    const auto empty = (bag_size == 0).unsqueeze(-1).logical_or(chosen < 0);
-    return zeros.scatter_add(0, chosen.clamp_min(0), grad.masked_fill(empty, 0));
+    const auto [row, empty] = rows_of_maxima(maximum_indices, bag_size);
+    return zeros.scatter_add(0, row, grad.masked_fill(empty, 0));
   }
   auto samples = grad.index_select(0, bag);
   if (mode == kMean) {
@@ -112,9 +118,8 @@ Bags embedding_bag(
   if (has_tangent(weight)) {
     const auto rows_tangent = weight._fw_grad(/*level=*/0);
     if (mode == kMax) {
-      const auto chosen = maximum_indices.to(at::kLong);
-      const auto empty = (bag_size == 0).unsqueeze(-1).logical_or(chosen < 0);
-      tangent = rows_tangent.gather(0, chosen.clamp_min(0)).masked_fill(empty, 0);
+      const auto [row, empty] = rows_of_maxima(maximum_indices, bag_size);
+      tangent = rows_tangent.gather(0, row).masked_fill(empty, 0);
     } else {
       const auto samples = rows_tangent.index_select(0, indices);
       add(scale && scale->defined() ? samples * scale->unsqueeze(-1) : samples);

@@ -28,10 +28,11 @@ at::Tensor per_hinge(const at::Tensor& grad_output, const at::Tensor& self, int6
   return reduction == at::Reduction::Mean ? scale / n : scale;
 }
 
-// The Jacobian times the tangent, from the gradient of the sum.
-at::Tensor loss_tangent(const at::Tensor& gradient, const at::Tensor& tangent, const at::Tensor& loss) {
-  const auto products = gradient * tangent;
-  return loss.dim() == 0 ? products.sum() : products.sum(-1);
+// With the Jacobian times self's tangent, from the gradient of the sum.
+at::Tensor with_loss_tangent(
+    const at::Tensor& loss, const at::Tensor& gradient, const at::Tensor& self) {
+  const auto products = gradient * self._fw_grad(/*level=*/0);
+  return with_tangent(loss, loss.dim() == 0 ? products.sum() : products.sum(-1));
 }
 
 at::Tensor multi_margin_loss_gradient(
@@ -70,7 +71,7 @@ at::Tensor multi_margin_loss(
     int64_t reduction) {
   const auto gradient = multi_margin_loss_gradient(
       at::ones_like(loss), primal(self), target, p, margin, weight, reduction);
-  return with_tangent(loss, loss_tangent(gradient, self._fw_grad(/*level=*/0), loss));
+  return with_loss_tangent(loss, gradient, self);
 }
 
 at::Tensor multilabel_margin_loss_gradient(
@@ -99,7 +100,7 @@ std::tuple<at::Tensor, at::Tensor> multilabel_margin_loss_forward(
   const auto& [loss, is_target] = results;
   const auto gradient =
       multilabel_margin_loss_gradient(at::ones_like(loss), primal(self), target, reduction, is_target);
-  return {with_tangent(loss, loss_tangent(gradient, self._fw_grad(/*level=*/0), loss)), is_target};
+  return {with_loss_tangent(loss, gradient, self), is_target};
 }
 
 }  // namespace

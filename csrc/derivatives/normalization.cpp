@@ -189,9 +189,9 @@ Results batch_norm(
     bool training,
     double momentum,
     double eps) {
-  auto layout = over_batch(input);
+  const auto layout = over_batch(input);
   if (!training) {
-    const auto by = Normalization::by(std::move(layout), *running_mean, rstd_of(*running_var, eps));
+    const auto by = Normalization::by(layout, *running_mean, rstd_of(*running_var, eps));
     const auto none = by.mean.new_empty({0});
     return {by.output(input, weight, bias), none, none};
   }
@@ -199,7 +199,7 @@ Results batch_norm(
     at::_ops::native_batch_norm::call(
         primal(input), primal(weight), primal(bias), running_mean, running_var, training, momentum, eps);
   }
-  const auto by = Normalization::of(input, std::move(layout), eps);
+  const auto by = Normalization::of(input, layout, eps);
   return {by.output(input, weight, bias), by.mean.flatten(), by.rstd.flatten()};
 }
 
@@ -221,7 +221,8 @@ Results batch_norm_backward(
 }
 
 // A gradient whose arguments are grad_output, input, ..., and at `mean_at` the saved mean and rstd: the
-// device's kernel with our derivative. `layout` is none where there are no saved statistics.
+// device's kernel with our derivative. `layout` takes the arguments as a tuple, and gives none where
+// there are no saved statistics.
 template <
     class Op,
     auto composition,
@@ -237,15 +238,16 @@ struct Gradient<Op, composition, layout, weight_at, mean_at, Results(Args...)> {
     if ((has_tangent(args) || ...)) {
       return composition(args...);
     }
-    auto saved = layout(args...);
-    if (!saved || !at::GradMode::is_enabled() || !(requires_grad(args) || ...)) {
+    const std::tuple<const Args&...> given(args...);
+    const bool graph = at::GradMode::is_enabled() && (requires_grad(args) || ...);
+    std::optional<Layout> saved = graph ? layout(given) : std::nullopt;
+    if (!saved) {
       return Op::redispatch(core_autograd(keys), args...);
     }
     auto gradients = [&] {
       const at::AutoDispatchBelowADInplaceOrView guard;
       return Op::redispatch(keys & c10::after_autograd_keyset, args...);
     }();
-    const std::tuple<const Args&...> given(args...);
     const Optional mean = std::get<mean_at>(given), rstd = std::get<mean_at + 1>(given);
     DoubleBackward::set(
         gradients, std::get<0>(given), std::get<1>(given), std::get<weight_at>(given), std::move(*saved),
@@ -259,46 +261,6 @@ torch::CppFunction make_gradient() {
   return torch::CppFunction(TORCH_FN((Gradient<Op, composition, layout, weight_at, mean_at>::call)));
 }
 
-std::optional<Layout> layer_layout(
-    const at::Tensor& /*grad_output*/,
-    const at::Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const at::Tensor& /*mean*/,
-    const at::Tensor& /*rstd*/,
-    const Optional& /*weight*/,
-    const Optional& /*bias*/,
-    std::array<bool, 3> /*output_mask*/) {
-  return over_layer(input, normalized_shape);
-}
-
-std::optional<Layout> group_layout(
-    const at::Tensor& /*grad_output*/,
-    const at::Tensor& input,
-    const at::Tensor& /*mean*/,
-    const at::Tensor& /*rstd*/,
-    const Optional& /*weight*/,
-    c10::SymInt /*N*/,
-    c10::SymInt /*C*/,
-    c10::SymInt /*HxW*/,
-    int64_t group,
-    std::array<bool, 3> /*output_mask*/) {
-  return over_groups(input, group);
-}
-
-std::optional<Layout> batch_layout(
-    const at::Tensor& /*grad_output*/,
-    const at::Tensor& input,
-    const Optional& /*weight*/,
-    const Optional& /*running_mean*/,
-    const Optional& /*running_var*/,
-    const Optional& save_mean,
-    const Optional& /*save_invstd*/,
-    bool train,
-    double /*eps*/,
-    std::array<bool, 3> /*output_mask*/) {
-  return train && defined(save_mean) ? std::make_optional(over_batch(input)) : std::nullopt;
-}
-
 }  // namespace
 
 torch::CppFunction make_layer_norm() {
@@ -306,8 +268,10 @@ torch::CppFunction make_layer_norm() {
 }
 
 torch::CppFunction make_layer_norm_backward() {
-  return make_gradient<
-      at::_ops::native_layer_norm_backward, &layer_norm_backward, &layer_layout, 5, 3>();
+  constexpr auto layout = [](const auto& given) -> std::optional<Layout> {
+    return over_layer(std::get<1>(given), std::get<2>(given));
+  };
+  return make_gradient<at::_ops::native_layer_norm_backward, &layer_norm_backward, layout, 5, 3>();
 }
 
 torch::CppFunction make_group_norm() {
@@ -315,8 +279,10 @@ torch::CppFunction make_group_norm() {
 }
 
 torch::CppFunction make_group_norm_backward() {
-  return make_gradient<
-      at::_ops::native_group_norm_backward, &group_norm_backward, &group_layout, 4, 2>();
+  constexpr auto layout = [](const auto& given) -> std::optional<Layout> {
+    return over_groups(std::get<1>(given), std::get<8>(given));
+  };
+  return make_gradient<at::_ops::native_group_norm_backward, &group_norm_backward, layout, 4, 2>();
 }
 
 torch::CppFunction make_batch_norm() {
@@ -324,8 +290,11 @@ torch::CppFunction make_batch_norm() {
 }
 
 torch::CppFunction make_batch_norm_backward() {
-  return make_gradient<
-      at::_ops::native_batch_norm_backward, &batch_norm_backward, &batch_layout, 2, 5>();
+  constexpr auto layout = [](const auto& given) {
+    const bool train = std::get<7>(given) && defined(std::get<5>(given));
+    return train ? std::make_optional(over_batch(std::get<1>(given))) : std::nullopt;
+  };
+  return make_gradient<at::_ops::native_batch_norm_backward, &batch_norm_backward, layout, 2, 5>();
 }
 
 // torch_xla asks for the saved statistics, of which there are none.

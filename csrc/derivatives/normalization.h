@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <numeric>
+#include <utility>
 
 namespace torch_convfix {
 
@@ -51,16 +52,27 @@ inline Layout over_groups(const at::Tensor& input, int64_t group) {
   return over_channels(input, {input.sym_size(0), group, -1}, {2});
 }
 
+inline at::Tensor in_shape(const at::Tensor& t, const Layout& layout) {
+  return in_opmath(t).reshape_symint(layout.shape);
+}
+
+inline at::Tensor mean_of(const at::Tensor& t, const Layout& layout) {
+  return t.mean(layout.reduced, /*keepdim=*/true);
+}
+
+// The mean and the biased variance.
+inline std::pair<at::Tensor, at::Tensor> moments(const at::Tensor& input, const Layout& layout) {
+  const auto x = in_shape(input, layout), mean = mean_of(x, layout);
+  return {mean, mean_of((x - mean).square(), layout)};
+}
+
 struct Normalization {
   Layout layout;
   at::Tensor mean, rstd;  // against an input in the layout's shape
 
-  static Normalization of(const at::Tensor& input, Layout layout, double eps) {
-    const auto x = in_opmath(input).reshape_symint(layout.shape);
-    auto mean = x.mean(layout.reduced, /*keepdim=*/true);
-    const auto centered = x - mean;
-    auto rstd = ((centered * centered).mean(layout.reduced, /*keepdim=*/true) + eps).rsqrt();
-    return {std::move(layout), std::move(mean), std::move(rstd)};
+  static Normalization of(const at::Tensor& input, const Layout& layout, double eps) {
+    const auto [mean, variance] = moments(input, layout);
+    return {layout, mean, (variance + eps).rsqrt()};
   }
 
   static Normalization by(Layout layout, const at::Tensor& mean, const at::Tensor& rstd) {
@@ -72,10 +84,9 @@ struct Normalization {
         std::move(layout), in_opmath(mean).reshape_symint(sizes), in_opmath(rstd).reshape_symint(sizes)};
   }
 
-  // The same numbers as functions of the input, since rstd^-2 = mean((x - mean)^2) + eps.
+  // The same numbers as functions of the input, since rstd^-2 = variance + eps.
   Normalization of_saved(const at::Tensor& input) const {
-    const auto x = in_shape(input), own_mean = mean_of(x);
-    const auto variance = mean_of((x - own_mean).square());
+    const auto [own_mean, variance] = moments(input, layout);
     return {
         layout, mean.detach() + (own_mean - own_mean.detach()),
         (rstd.detach().square().reciprocal() + (variance - variance.detach())).rsqrt()};
@@ -90,8 +101,7 @@ struct Normalization {
   }
 
   at::Tensor normalized(const at::Tensor& input) const {
-    const auto x = in_opmath(input).reshape_symint(layout.shape);
-    return ((x - mean) * rstd).reshape_symint(input.sym_sizes());
+    return ((in_shape(input) - mean) * rstd).reshape_symint(input.sym_sizes());
   }
 
   at::Tensor output(const at::Tensor& input, const Optional& weight, const Optional& bias) const {
@@ -105,7 +115,7 @@ struct Normalization {
   }
 
   at::Tensor mean_of(const at::Tensor& t) const {
-    return t.mean(layout.reduced, /*keepdim=*/true);
+    return torch_convfix::mean_of(t, layout);
   }
 
   // The Jacobian of y = (x - mean(x)) * rstd(x), which is symmetric, times t, in the layout's shape.
@@ -114,7 +124,7 @@ struct Normalization {
   }
 
   at::Tensor in_shape(const at::Tensor& t) const {
-    return in_opmath(t).reshape_symint(layout.shape);
+    return torch_convfix::in_shape(t, layout);
   }
 
   // By given statistics the Jacobian is rstd.
