@@ -75,11 +75,11 @@ def evaluate(
     if not reference:
         return taken(_TRANSFORMS)
     # Outside of its domain (a logarithm of what is negative) a function has no derivative to agree on.
-    inside = all(t.isfinite().all() for t in outputs.values())
-    with contextlib.suppress(RuntimeError):
-        results = taken(_REVERSE_ONLY if inside else _LOOP)
-        if all(t.isfinite().all() for t in results):
-            return results
+    if all(t.isfinite().all() for t in outputs.values()):
+        with contextlib.suppress(RuntimeError):
+            results = taken(_REVERSE_ONLY)
+            if all(t.isfinite().all() for t in results):
+                return results
     return taken(_LOOP)
 
 
