@@ -144,6 +144,9 @@ def test_only_and_resume(monkeypatch, tmp_path):
     assert "vgg11" in ran and not any(name.startswith("resnet") for name in ran)
     kept = json.loads((tmp_path / "zoo.json").read_text())["members"]
     assert list(kept) == list(run.MEMBERS)
+    assert _zoo(monkeypatch, tmp_path, "--resume", "--only", "resnet18") == (0, [])
+    again = json.loads((tmp_path / "zoo.json").read_text())["members"]
+    assert again == kept and again["vgg11"][0]["verdict"] == member.WRONG
     _, ran = _zoo(monkeypatch, tmp_path, "--quick")
     assert ran == list(run.QUICK)
 

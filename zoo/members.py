@@ -104,10 +104,8 @@ def make(net: Net) -> nn.Module:
     """The network in train mode, without dropout."""
     model = net.make().train()
     for parameter in model.parameters():
-        if (
-            parameter.dim() > 1 and not parameter.count_nonzero()
-        ):  # a head that makes all derivatives 0
-            nn.init.normal_(parameter, std=0.02)
+        if parameter.dim() > 1 and not parameter.count_nonzero():
+            nn.init.normal_(parameter, std=0.02)  # a head of zeros makes all derivatives 0
     for module in model.modules():
         if type(module).__name__ in ("Dropout", "Dropout2d", "StochasticDepth"):
             module.eval()

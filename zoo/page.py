@@ -24,9 +24,14 @@ def cell(row: Mapping[str, Any]) -> str:
     return row["verdict"]
 
 
-def summary(members: Iterable[Member]) -> str:
+def counts(members: Iterable[Member]) -> Counter[str]:
     """How many rows have each verdict."""
-    found = Counter(row["verdict"] for rows in members for row in rows)
+    return Counter(row["verdict"] for rows in members for row in rows)
+
+
+def summary(members: Iterable[Member]) -> str:
+    """The same in words."""
+    found = counts(members)
     said = ", ".join(f"{found[v]} {v}" for v in VERDICTS if v in found)
     return f"{sum(found.values())} rows: {said}"
 

@@ -12,8 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -105,17 +104,15 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def counts(found: Iterable[Member]) -> dict[str, int]:
-    """How many rows have each verdict."""
-    return dict(Counter(row["verdict"] for rows in found for row in rows))
-
-
-def _kept(file: Path) -> dict[str, Member]:
-    """The rows of an earlier run that are right."""
+def _kept(file: Path, chosen: Mapping[str, Collection[str]]) -> dict[str, Member]:
+    """The rows of an earlier run, but for those to run again: chosen, and not right."""
     if not file.exists():
         return {}
     earlier = json.loads(file.read_text())["members"]
-    return {n: [r for r in rows if r["verdict"] == RIGHT] for n, rows in earlier.items()}
+    return {
+        n: [r for r in rows if r["verdict"] == RIGHT or r["row"] not in chosen.get(n, ())]
+        for n, rows in earlier.items()
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--quick", action="store_true", help=f"{len(QUICK)} rows, some minutes")
     add("--stock", action="store_true", help="with the stack's own kernels in place of ours")
     add("--json", type=Path, metavar="FILE", help="grows by member; out/zoo/STACK-KERNELS.json")
-    add("--resume", action="store_true", help="keep the rows of FILE that were right")
+    add("--resume", action="store_true", help="run again what was not right in FILE")
     add("--limit", type=float, default=300.0, metavar="SECONDS", help="of CPU time for one row")
     add("--memory", type=float, default=8.0, metavar="GIB", help="for one process")
     add("--jobs", type=int, default=1, help="processes at a time")
@@ -149,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no folder for {file}", file=sys.stderr)
         return 2
     file.parent.mkdir(parents=True, exist_ok=True)
-    found = _kept(file) if args.resume else {}
+    found = _kept(file, chosen) if args.resume else {}
 
     def keep() -> None:
         report = {"stack": args.stack, "kernels": kernels, "versions": _versions()}
@@ -180,14 +177,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep()
             bar.advance(task)
             if not console.is_terminal:
-                said = ", ".join(f"{count} {v}" for v, count in counts([rows]).items())
+                said = ", ".join(f"{count} {v}" for v, count in page.counts([rows]).items())
                 print(f"zoo: {name}, {seconds:.0f} s: {said}", file=sys.stderr, flush=True)
     shown: Mapping[str, Member] = {
         n: [row for row in found[n] if row["row"] in rows] for n, rows in chosen.items()
     }
     Console(width=None if sys.stdout.isatty() else 160).print(page.table(shown, kernels))
     print(page.summary(shown.values()))
-    return int(bool({*counts(shown.values())} - NO_FAULT))
+    return int(bool({*page.counts(shown.values())} - NO_FAULT))
 
 
 if __name__ == "__main__":
