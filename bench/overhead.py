@@ -5,7 +5,8 @@
 Tracing: a call or a first-order step on XLA, without and with in turn; nothing is executed inside the
 timed part. `merge` is what it costs to predict that merging groups is not worth it. CPU: a first-order
 step in eager mode, without and with `enable("cpu")` in turn. Both in CPU time of one thread, since
-a busy machine changes wall time; the ratio is the median of the rounds' ratios. Import: seconds beyond torch and the installed stacks, in fresh processes.
+a busy machine changes wall time; the ratio is the median of the rounds' ratios. Import: seconds beyond
+torch and the installed stacks, in fresh processes.
 """
 
 import statistics
@@ -19,7 +20,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 import torch_xla
-import torchvision
+from nets import import_torchvision
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -64,7 +65,7 @@ def convolution(call, groups: int, device: torch.device) -> Step:
 
 
 def resnet18(device: torch.device, *shape: int) -> Step:
-    net = torchvision.models.resnet18().to(device)
+    net = import_torchvision().models.resnet18().to(device)
     x, labels = torch.rand(shape, device=device), torch.arange(shape[0], device=device)
     parameters = list(net.parameters())
     return lambda: torch.autograd.grad(F.cross_entropy(net(x), labels), parameters)

@@ -4,7 +4,7 @@
 
 Adds the squared norm of the loss's weight gradient, which prefers flat minima (Barrett and Dherin, 2021,
 arXiv:2009.11162). Its backward differentiates a weight gradient. Checks that gradient against
-float64 on the CPU, and that the penalty leaves a smaller gradient at an equal loss.
+float64 on the CPU, and that the penalty lowers the largest gradient norm in training.
 """
 
 import time
