@@ -58,6 +58,11 @@ CASES: dict[str, tuple[Net, Net, int]] = {
         lambda x, w, b: (normalized(x, 0, 2) + channel(b)) * channel(w),
         4,
     ),
+    "batch_norm without running statistics": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0.1, EPS),
+        lambda x, w, b: normalized(x, 0, 2) * channel(w) + channel(b),
+        4,
+    ),
     "batch_norm by running statistics": (
         lambda x, w, b: batch_norm(x, w, b, training=False),
         lambda x, w, b: by_running(x) * channel(w) + channel(b),

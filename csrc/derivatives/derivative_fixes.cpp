@@ -85,6 +85,7 @@ const std::vector<DerivativeFix>& lacking_derivatives() {
   constexpr auto kNoForwardMode = "PyTorch has no forward mode of it";
   constexpr auto kConstants =
       "what is differentiated after forward mode lacks the statistics' derivative";
+  constexpr auto kBatched = "differentiated from outside of vmap it lacks the statistics' derivative";
   static const std::vector<DerivativeFix> fixes{
       {"native_layer_norm", kConstants, make_layer_norm},
       {"native_layer_norm_backward", kConstants, make_layer_norm_backward},
@@ -92,6 +93,10 @@ const std::vector<DerivativeFix>& lacking_derivatives() {
       {"native_group_norm_backward", kConstants, make_group_norm_backward},
       {"native_batch_norm", kConstants, make_batch_norm},
       {"native_batch_norm_backward", kConstants, make_batch_norm_backward},
+      {"native_layer_norm_backward", kBatched, make_layer_norm_backward_under_vmap,
+       c10::DispatchKey::FuncTorchBatched},
+      {"native_batch_norm_backward", kBatched, make_batch_norm_backward_under_vmap,
+       c10::DispatchKey::FuncTorchBatched},
       {"hardsigmoid_backward", kLacks, make_hardsigmoid_backward},
       {"grid_sampler_2d", kNoForwardMode, make_grid_sampler_2d},
       {"grid_sampler_2d_backward", kLacks, make_grid_sampler_2d_backward},

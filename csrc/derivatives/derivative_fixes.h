@@ -16,8 +16,8 @@ struct DerivativeFix {
   c10::DispatchKey key = c10::DispatchKey::Undefined;  // the device's autograd key, or another
 };
 
-// The operators that PyTorch itself cannot differentiate, or gets wrong, on any device. A backend that has its own
-// kernel at its autograd key keeps it.
+// The operators that PyTorch itself cannot differentiate, or gets wrong, on any device. A backend that
+// has its own kernel at its autograd key keeps it.
 const std::vector<DerivativeFix>& lacking_derivatives();
 
 // The fixes for a device, by its name in PyTorch ("xla", "tpu"); none for one that needs none.

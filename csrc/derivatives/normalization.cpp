@@ -220,6 +220,38 @@ Results batch_norm_backward(
   return by.gradients(grad_output, input, weight, output_mask, /*given=*/!train);
 }
 
+// functorch's rules for vmap compose the weight's gradient of the saved mean and rstd, so that what is
+// differentiated from outside of vmap lacks their derivatives.
+Results layer_norm_backward_under_vmap(
+    const at::Tensor& grad_output,
+    const at::Tensor& input,
+    c10::SymIntArrayRef normalized_shape,
+    const at::Tensor& mean,
+    const at::Tensor& rstd,
+    const Optional& weight,
+    const Optional& /*bias*/,
+    std::array<bool, 3> output_mask) {
+  return Normalization::by(over_layer(input, normalized_shape), mean, rstd)
+      .of_saved(input)
+      .gradients(grad_output, input, weight, output_mask);
+}
+
+Results batch_norm_backward_under_vmap(
+    const at::Tensor& grad_output,
+    const at::Tensor& input,
+    const Optional& weight,
+    const Optional& running_mean,
+    const Optional& running_var,
+    const Optional& save_mean,
+    const Optional& save_invstd,
+    bool train,
+    double eps,
+    std::array<bool, 3> output_mask) {
+  auto by = train ? Normalization::by(over_batch(input), *save_mean, *save_invstd).of_saved(input)
+                  : Normalization::by(over_batch(input), *running_mean, rstd_of(*running_var, eps));
+  return by.gradients(grad_output, input, weight, output_mask, /*given=*/!train);
+}
+
 // A gradient whose arguments are grad_output, input, ..., and at `mean_at` the saved mean and rstd: the
 // device's kernel with our derivative. `layout` takes the arguments as a tuple, and gives none where
 // there are no saved statistics.
@@ -295,6 +327,14 @@ torch::CppFunction make_batch_norm_backward() {
     return train ? std::make_optional(over_batch(std::get<1>(given))) : std::nullopt;
   };
   return make_gradient<at::_ops::native_batch_norm_backward, &batch_norm_backward, layout, 2, 5>();
+}
+
+torch::CppFunction make_layer_norm_backward_under_vmap() {
+  return make_fix<&layer_norm_backward_under_vmap>();
+}
+
+torch::CppFunction make_batch_norm_backward_under_vmap() {
+  return make_fix<&batch_norm_backward_under_vmap>();
 }
 
 // torch_xla asks for the saved statistics, of which there are none.

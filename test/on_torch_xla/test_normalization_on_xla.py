@@ -5,6 +5,7 @@ import torch_xla
 from device import DEVICE
 from norms import CASES, WORDS, results
 from support import worst_error
+from test_normalization import BATCHED, outside_of_vmap
 
 import torch_convfix
 
@@ -27,3 +28,11 @@ def test_stock_is_wrong(name):
     with torch_convfix.disabled("xla"):
         got = on_xla(name, "FR")
     assert worst_error(got, results("FR", CASES[name][1], name, "cpu")) > 1e-2
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_reverse_over_vmap_over_reverse(name):
+    got = outside_of_vmap(CASES[name][0], name, DEVICE)
+    torch_xla.sync()
+    want = outside_of_vmap(CASES[name][1], name)
+    assert worst_error([t.cpu() for t in got], want) < 1e-9
