@@ -3,7 +3,7 @@
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/slice_copy.h>
+#include <ATen/ops/slice.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -56,7 +56,7 @@ at::Tensor select_maxima(
   const auto met_by = [&](at::Tensor t, at::IntArrayRef tap) {
     for (int64_t i = 0; i < dim; ++i) {
       const int64_t start = tap[i] * dilation[i];
-      t = at::slice_copy(t, i - dim, start, start + (out[i] - 1) * stride[i] + 1, stride[i]);
+      t = at::slice(t, i - dim, start, start + (out[i] - 1) * stride[i] + 1, stride[i]);
     }
     return t;
   };
@@ -118,9 +118,9 @@ at::Tensor select_maxima(
   }
   auto result = at::stack(phases).reshape_symint(full).permute(order).reshape_symint(joined);
   for (int64_t i = 0; i < dim; ++i) {
-    result = at::slice_copy(result, i - dim, padding[i], padding[i] + size[i]);
+    result = at::slice(result, i - dim, padding[i], padding[i] + size[i]);
   }
-  return result;
+  return result.clone();  // a gradient is no view
 }
 
 bool is_empty(const at::Tensor& t) {
