@@ -75,6 +75,10 @@ def check(
     assert max(errors.values()) < tolerance, errors
 
 
+def by_running_statistics(x: Tensor) -> Tensor:
+    return F.batch_norm(x, x.new_full((3,), 0.2), x.new_full((3,), 1.5))
+
+
 def regular(x: Tensor) -> Tensor:
     return x * 0.2 + torch.arange(1, 4, dtype=x.dtype, device=x.device).diag()
 
@@ -105,6 +109,10 @@ OPERATORS: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
     "norm.ScalarOpt_dim": ([(2, 3)], lambda x: torch.norm(x, -math.inf, 1)),
     "roll": ([(2, 3)], lambda x: torch.roll(x, 1, 0)),
     "nll_loss_nd": ([(2, 3)], lambda x: F.nll_loss(x, LABELS.to(x.device))),
+    "native_layer_norm_backward": ([(2, 3), (3,)], lambda x, w: F.layer_norm(x, (3,), w)),
+    "native_group_norm_backward": ([(2, 4, 3), (4,)], lambda x, w: F.group_norm(x, 2, w)),
+    "native_batch_norm": ([(4, 3), (3,)], lambda x, w: F.batch_norm(x, None, None, w, None, True)),
+    "native_batch_norm_backward": ([(2, 3, 2)], by_running_statistics),
     "avg_pool2d": ([(1, 2, 5, 5)], lambda x: F.avg_pool2d(x, 2, None, 1, True, True, 3)),
     "avg_pool3d": ([(1, 1, 5, 5, 4)], lambda x: F.avg_pool3d(x, 2, None, 1, True, True, 3)),
 }
