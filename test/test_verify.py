@@ -166,6 +166,15 @@ def test_an_exception_about_a_case_is_a_result(monkeypatch: pytest.MonkeyPatch):
     assert kind_and_fault(Undrawn(), failure, False) == (Kind.NOT_SWEPT, failure.line)
 
 
+def test_every_stage_meets_every_operator():
+    stages: dict[str, set[str]] = {}
+    for case in (*conv_cases.declared(), *op_cases(torch.float64)):
+        stages.setdefault(case.op, set()).update(case.stages(2))
+    assert len(stages) > 150
+    assert {op for op, met in stages.items() if not met.issuperset(all_stages(2))} == set()
+    assert stages["nn.functional.conv1d"] == {*all_stages(3, composed=3, batched=3)}
+
+
 def test_what_has_no_literal_is_spelled_as_its_case():
     case = next(iter(op_cases(torch.float64, all_ops=True, only="sparse.mm")))
     spelled = case.spell(torch.float64, redraw=False)

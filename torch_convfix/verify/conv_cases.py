@@ -52,11 +52,10 @@ class ConvCase:
         return self.batch * channels * math.prod(self.size) * math.prod(self.kernel)
 
     def stages(self, highest: int) -> list[str]:
-        """What to compare of it: one order more, and the more compositions the fewer dimensions."""
-        dim = len(self.size)
-        smallest = dim == 1 and self.batch == self.in_per_group == self.out_per_group == 1
-        batched = 3 if smallest else 2 if dim == 1 else 1
-        return all_stages(highest + 1, composed=3 if dim == 1 else 2, batched=batched)
+        """What to compare of it: one order more, and with one channel all compositions."""
+        single = self.batch == self.in_per_group == self.out_per_group == 1
+        composed = 3 if single and len(self.size) == 1 else 2
+        return all_stages(highest + 1, composed=composed, batched=composed if single else 1)
 
     def valid(self) -> bool:
         """Whether PyTorch defines a result for it."""

@@ -26,8 +26,8 @@ class ModuleCase:
     numel: int = 0
 
     def stages(self, highest: int) -> list[str]:
-        """What to compare of it."""
-        return all_stages(highest, batched=1)
+        """What to compare of it: compositions with vmap, which take the most time, of the first."""
+        return all_stages(highest, batched=1 if self.index == 0 else 0)
 
     def call(self, dtype: torch.dtype, *, redraw: bool = False) -> Call:
         """The call to compare, of the parameters, the buffers and the inputs."""

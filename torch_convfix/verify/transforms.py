@@ -25,10 +25,10 @@ def _name(word: str) -> str:
 
 
 def _words(order: int) -> list[str]:
-    """The compositions of an order that reverse mode alone does not give, and each with vmap."""
+    """The compositions of an order that reverse mode alone does not give, and each with vmap anywhere."""
     plain = ["".join(letters) for letters in itertools.product("RF", repeat=order)]
     plain = [word for word in plain if len(word) < 3 or "F" in word]  # RRR: order 3
-    batched = [*(word + "V" for word in plain), *("V" + word for word in plain)]
+    batched = [word[:i] + "V" + word[i:] for word in plain for i in reversed(range(order + 1))]
     return [*(word for word in plain if word != "R"), *batched]
 
 
