@@ -38,6 +38,9 @@ def start(args: argparse.Namespace) -> torch.device:
         import torch_xla
 
         device = torch_xla.device()
+    # Nodes are numbered by thread: in the device's own, gradients would be added in another order in
+    # the first steps, which are then graphs of their own.
+    torch.autograd.set_multithreading_enabled(False)
     (torch_convfix.disable if args.stock else torch_convfix.enable)(args.device)
     return device
 
@@ -50,24 +53,27 @@ def sync(device: torch.device) -> None:
 
 
 def gradient_error(
-    step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], device: torch.device
+    step: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    device: torch.device,
+    reference: Callable[..., Sequence[Tensor]] | None = None,
 ) -> float:
     """Largest deviation of ``step(*inputs)`` on ``device`` from the CPU's own, both in float64.
 
-    In units of the largest entry of the tensor that it is in. PyTorch's own derivatives are the
+    ``reference`` is what the CPU runs, ``step`` unless given. In units of the largest entry of the tensor that it is in. PyTorch's own derivatives are the
     reference, so a device that is the CPU is compared with itself unless it is enabled.
     """
 
-    def run(where: torch.device) -> list[Tensor]:
+    def run(step: Callable[..., Sequence[Tensor]], where: torch.device) -> list[Tensor]:
         own = [t.detach().double() if t.is_floating_point() else t.detach() for t in inputs]
         own = [t.to(where).requires_grad_(t.is_floating_point()) for t in own]
         results = step(*own)
         sync(where)  # once, with all results alive
         return [t.detach().cpu() for t in results]
 
-    got = run(device)
+    got = run(step, device)
     with torch_convfix.disabled("cpu"):
-        want = run(torch.device("cpu"))
+        want = run(reference or step, torch.device("cpu"))
     pairs = list(zip(got, want, strict=True))
     largest = max(w.abs().max().item() for _, w in pairs)
     # An entry of rounding size (a bias before a normalization) is measured against the largest.
