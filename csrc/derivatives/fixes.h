@@ -25,6 +25,7 @@ MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_los
 MakeFix make_amax, make_amin, make_norm, make_roll;
 // normalization.cpp
 MakeFix make_layer_norm, make_layer_norm_backward, make_group_norm, make_group_norm_backward;
+MakeFix make_batch_norm_with_unbiased_variance, make_circular_pad;
 MakeFix make_layer_norm_backward_under_vmap, make_batch_norm_backward_under_vmap;
 MakeFix make_batch_norm, make_batch_norm_backward, make_batch_norm_backward_by_running_statistics;
 // grid_sample.cpp

@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_copy_from.h>
 #include <ATen/ops/native_batch_norm_backward_ops.h>
 #include <ATen/ops/native_batch_norm_ops.h>
 #include <ATen/ops/native_group_norm_backward_ops.h>
@@ -355,6 +356,27 @@ torch::CppFunction make_batch_norm_backward_by_running_statistics() {
         const auto results = stock->results(
             keys, {grad_output, input, weight, running_mean, running_var, save_mean, save_invstd, train,
                    eps, output_mask});
+        return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
+      });
+}
+
+// torch_xla moves running_var towards the biased variance, where PyTorch documents the unbiased one.
+torch::CppFunction make_batch_norm_with_unbiased_variance() {
+  const auto stock = std::make_shared<Stock>("aten::native_batch_norm", "", c10::DispatchKey::XLA);
+  return torch::CppFunction(
+      [stock](
+          c10::DispatchKeySet keys, const at::Tensor& input, const Optional& weight,
+          const Optional& bias, const Optional& running_mean, const Optional& running_var, bool training,
+          double momentum, double eps) -> Results {
+        const auto results = stock->results(
+            keys, {input, weight, bias, running_mean, running_var, training, momentum, eps});
+        const auto numel = input.sym_numel().maybe_as_int();
+        if (training && defined(running_var) && numel && *numel > running_var->numel()) {
+          const auto count = *numel / running_var->numel();
+          const auto variance = results[2].toTensor().square().reciprocal() - eps;
+          at::_copy_from(
+              *running_var + variance * (momentum / static_cast<double>(count - 1)), *running_var);
+        }
         return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
       });
 }

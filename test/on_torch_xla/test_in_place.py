@@ -107,6 +107,7 @@ OPERATORS: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
     "amax": ([(2, 3)], torch.amax),
     "amin": ([(2, 3)], lambda x: torch.amin(x, 1)),
     "norm.ScalarOpt_dim": ([(2, 3)], lambda x: torch.norm(x, -math.inf, 1)),
+    "_pad_circular": ([(1, 2, 3, 4)], lambda x: F.pad(x, (1, 2, 2, -1), "circular")),
     "roll": ([(2, 3)], lambda x: torch.roll(x, 1, 0)),
     "nll_loss_nd": ([(2, 3)], lambda x: F.nll_loss(x, LABELS.to(x.device))),
     "native_layer_norm_backward": ([(2, 3), (3,)], lambda x, w: F.layer_norm(x, (3,), w)),

@@ -1,6 +1,10 @@
 """Normalizations on torch_xla, after forward mode and at order 3."""
 
+import contextlib
+
 import pytest
+import torch
+import torch.nn.functional as F
 import torch_xla
 from device import DEVICE
 from norms import CASES, WORDS, results
@@ -28,6 +32,16 @@ def test_stock_is_wrong(name):
     with torch_convfix.disabled("xla"):
         got = on_xla(name, "FR")
     assert worst_error(got, results("FR", CASES[name][1], name, "cpu")) > 1e-2
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_the_running_variance_is_the_unbiased_one(stock):
+    x = torch.randn(4, 3, 2, dtype=torch.float64)
+    variance = torch.ones(3, dtype=torch.float64).to(DEVICE)
+    with torch_convfix.disabled("xla") if stock else contextlib.nullcontext():
+        F.batch_norm(x.to(DEVICE), torch.zeros_like(variance), variance, training=True)
+    want = 0.9 + 0.1 * x.var((0, 2), correction=0 if stock else 1)
+    torch.testing.assert_close(variance.cpu(), want)
 
 
 @pytest.mark.parametrize("name", BATCHED)
