@@ -112,6 +112,20 @@ def test_what_is_not_finite_is_wrong(got: float):
     assert compare(call, CPU, ["value"], torch.float64).errors == {"value": math.inf}
 
 
+def test_outside_of_its_domain_a_function_has_no_derivative():
+    x = torch.tensor([-1.0, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def zero_there(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, x.detach()).sqrt()
+
+    def wrong_elsewhere(x: torch.Tensor) -> torch.Tensor:
+        return zero_there(x) + (x - x.detach())
+
+    for function, fault in ((zero_there, ""), (wrong_elsewhere, "order 1")):
+        call = Call(function, (x,), reference=torch.sqrt)
+        assert compare(call, CPU, all_stages(2), torch.float64).fault() == fault
+
+
 def test_a_line_of_the_report_repeats_the_case():
     case = next(c for c in in_two_dimensions() if c.transposed and c.bias)
     with wrong_kernels.registered("F, sign"):
