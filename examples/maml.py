@@ -102,7 +102,7 @@ def logits(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
     for i in range(0, 9, 3):
         w, scale, shift = parameters[i : i + 3]
         x = F.conv2d(x, w, padding=1)
-        # Not batch_norm's own weight: in vmap PyTorch drops the derivative of its gradient's statistics.
+        # Not batch_norm's own weight: PyTorch's own derivatives, which --stock takes, are wrong in vmap.
         x = F.batch_norm(x, None, None, training=True)
         x = x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
         x = F.max_pool2d(F.relu(x), 2)
@@ -329,6 +329,10 @@ def main() -> int:
     device = harness.start(args)
     checks: dict[str, bool] = {}
     methods = check_gradients(device, checks)
+    if (
+        second_order_vmap not in methods.values()
+    ):  # adaptation in training and test is by torch.func
+        return harness.verdict(checks)
     images = load_images()
     training = oriented({d: images[d] for d in TRAIN_DIGITS})
     held_out = {d: images[d] for d in TEST_DIGITS}
