@@ -8,6 +8,7 @@
 #include <ATen/ops/leaky_relu_backward_ops.h>
 #include <ATen/ops/log_sigmoid_backward_ops.h>
 #include <ATen/ops/sigmoid_backward_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
 #include <ATen/ops/softplus_backward_ops.h>
 #include <ATen/ops/softshrink_backward_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
@@ -19,11 +20,11 @@
 namespace torch_convfix {
 namespace {
 
-// torch_xla's kernels of these take tensors of one shape alone, and vmap relies on broadcasting: what it
-// does not map has no batch.
+// The kernels that torch_xla and TorchTPU have of these take tensors of one shape alone, and vmap relies
+// on broadcasting: what it does not map has no batch.
 class Broadcasting final : public c10::OperatorKernel {
  public:
-  explicit Broadcasting(const char* op) : stock_(op, "", c10::DispatchKey::XLA) {
+  Broadcasting(const char* op, c10::DispatchKey key) : stock_(op, "", key) {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -52,29 +53,32 @@ class Broadcasting final : public c10::OperatorKernel {
   Stock stock_;
 };
 
-template <class Op>
+template <class Op, c10::DispatchKey key>
 torch::CppFunction make() {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Broadcasting>(Op::name));
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Broadcasting>(Op::name, key));
 }
 
-template <class Op>
-DerivativeFix fix() {
-  const char* name = Op::name;
-  return {name + std::strlen("aten::"), "vmap of it is refused", make<Op>, c10::DispatchKey::XLA};
+template <c10::DispatchKey key, class... Ops>
+std::vector<DerivativeFix> fixes() {
+  const auto skip = std::strlen("aten::");
+  return {{Ops::name + skip, "vmap of it is refused", make<Ops, key>, key}...};
+}
+
+template <c10::DispatchKey key>
+std::vector<DerivativeFix> activations() {
+  namespace ops = at::_ops;
+  return fixes<
+      key, ops::gelu_backward, ops::hardshrink_backward, ops::hardsigmoid_backward,
+      ops::hardswish_backward, ops::hardtanh_backward, ops::leaky_relu_backward,
+      ops::log_sigmoid_backward, ops::sigmoid_backward, ops::silu_backward, ops::softplus_backward,
+      ops::softshrink_backward, ops::threshold_backward>();
 }
 
 }  // namespace
 
-const std::vector<DerivativeFix>& broadcasting_activations() {
-  static const std::vector<DerivativeFix> fixes{
-      fix<at::_ops::gelu_backward>(),        fix<at::_ops::hardshrink_backward>(),
-      fix<at::_ops::hardsigmoid_backward>(), fix<at::_ops::hardswish_backward>(),
-      fix<at::_ops::hardtanh_backward>(),    fix<at::_ops::leaky_relu_backward>(),
-      fix<at::_ops::log_sigmoid_backward>(), fix<at::_ops::sigmoid_backward>(),
-      fix<at::_ops::softplus_backward>(),    fix<at::_ops::softshrink_backward>(),
-      fix<at::_ops::threshold_backward>(),
-  };
-  return fixes;
+std::vector<DerivativeFix> broadcasting_activations(const std::string& device) {
+  return device == "xla" ? activations<c10::DispatchKey::XLA>()
+                         : activations<c10::DispatchKey::PrivateUse1>();
 }
 
 }  // namespace torch_convfix

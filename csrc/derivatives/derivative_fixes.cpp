@@ -66,20 +66,25 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
         {"avg_pool2d", kDivisor, make_avg_pool2d},
         {"avg_pool3d", kDivisor, make_avg_pool3d},
     };
-    const auto& more = broadcasting_activations();
+    const auto more = broadcasting_activations("xla");
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }();
-  static const std::vector<DerivativeFix> tpu{
-      {"cross_entropy_loss", "the second derivative is dropped", make_cross_entropy},
-      {"nll_loss_nd", "the second derivative through grad_output is dropped", make_nll_loss},
-      {"avg_pool1d", "every derivative is dropped", make_avg_pool1d},
-      {"celu", "alpha scales the result alone", make_celu},
-      {"celu_", "alpha scales the result alone", make_celu_},
-      {"embedding", "the second derivative is dropped", make_embedding},
-      {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
-      {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
-  };
+  static const auto tpu = [] {
+    std::vector<DerivativeFix> all{
+        {"cross_entropy_loss", "the second derivative is dropped", make_cross_entropy},
+        {"nll_loss_nd", "the second derivative through grad_output is dropped", make_nll_loss},
+        {"avg_pool1d", "every derivative is dropped", make_avg_pool1d},
+        {"celu", "alpha scales the result alone", make_celu},
+        {"celu_", "alpha scales the result alone", make_celu_},
+        {"embedding", "the second derivative is dropped", make_embedding},
+        {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
+        {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
+    };
+    const auto more = broadcasting_activations("tpu");
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }();
   return device == "xla" ? xla : device == "tpu" ? tpu : none;
 }
 

@@ -51,8 +51,8 @@ MakeFix make_segment_reduce, make_segment_reduce_backward;
 // embedding.cpp
 MakeFix make_embedding;
 
-// broadcast.cpp: torch_xla's kernels that take tensors of one shape alone
-const std::vector<DerivativeFix>& broadcasting_activations();
+// broadcast.cpp: kernels of both stacks that take tensors of one shape alone
+std::vector<DerivativeFix> broadcasting_activations(const std::string& device);
 
 template <auto function>
 torch::CppFunction make_fix() {

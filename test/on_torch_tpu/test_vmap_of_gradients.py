@@ -1,0 +1,20 @@
+"""vmap over grad_output alone of activations' gradients, which TorchTPU's kernels refuse."""
+
+import pytest
+import torch
+from placeholders import on_tpu
+from support import worst_error
+from torch.nn import functional as F
+
+ACTIVATIONS = [F.silu, torch.sigmoid, F.softplus, F.logsigmoid, F.relu]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda f: f.__name__)
+def test_vmap_over_grad_output(activation):
+    def step(x, v):
+        return [torch.func.vmap(torch.func.vjp(activation, x)[1])(v)[0]]
+
+    generator = torch.Generator().manual_seed(0)
+    x, v = (torch.randn(s, generator=generator) for s in ((3,), (2, 3)))
+    want = step(x.double(), v.double())
+    assert worst_error(on_tpu(step, x, v), want) < 1e-5
