@@ -82,8 +82,8 @@ def gradient_error(
     )
 
 
-def right(error: float) -> str:
-    return f"right to {error:.0e}" if error < 1e-6 else f"{100 * error:.1f} % wrong"
+def right(error: float, tolerance: float = 1e-6) -> str:
+    return f"right to {error:.0e}" if error < tolerance else f"{100 * error:.1f} % wrong"
 
 
 def verdict(checks: Mapping[str, bool]) -> int:

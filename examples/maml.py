@@ -247,25 +247,28 @@ def graphs() -> int:
     return 0 if compilation is None else compilation.graphs
 
 
-def convolutions(method: MetaStep, tasks: Task) -> int:
+def flat(method: MetaStep) -> Callable[..., list[Tensor]]:
+    """Of parameters and a batch of tasks, one after the other."""
+    return lambda *given: method(list(given[:-4]), given[-4:])
+
+
+def first_inputs(tasks: int) -> list[Tensor]:
+    """Parameters before training and a batch of tasks, on the CPU, for a `flat` method."""
+    parameters = initial_parameters(torch.Generator().manual_seed(0), torch.float32, WIDTH)
+    generator = torch.Generator().manual_seed(2)
+    return [*parameters, *draw_tasks(load_images(), tasks, generator, torch.device("cpu"))]
+
+
+def convolutions(method: MetaStep, tasks: int) -> int:
     """In the StableHLO of one meta-step."""
     from torch_convfix.tpu.torch_xla import trace
 
-    generator = torch.Generator().manual_seed(0)
-    inputs = [*initial_parameters(generator, torch.float32, WIDTH), *tasks]
-    text = trace(lambda *flat: method(list(flat[:-4]), flat[-4:]), inputs)
-    return text.count("stablehlo.convolution")
+    return trace(flat(method), first_inputs(tasks)).count("stablehlo.convolution")
 
 
-def meta_error(method: MetaStep, tasks: Task, device: torch.device) -> float:
+def meta_error(method: MetaStep, device: torch.device) -> float:
     """Of the loss and the meta-gradient, against the loop over tasks in float64 on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = [*initial_parameters(generator, torch.float32, WIDTH), *tasks]
-
-    def flat(method):
-        return lambda *flat: method(list(flat[:-4]), flat[-4:])
-
-    return harness.gradient_error(flat(method), inputs, device, flat(second_order_loop))
+    return harness.gradient_error(flat(method), first_inputs(2), device, flat(second_order_loop))
 
 
 def draw(results: dict[str, tuple[list[float], Tensor]], baseline: float, path) -> None:
@@ -298,14 +301,12 @@ METHODS: dict[str, MetaStep] = {
 
 def check_gradients(device: torch.device, checks: dict[str, bool]) -> dict[str, MetaStep]:
     """Add the checks of one meta-step; returns the methods that the device can run."""
-    images = load_images()
     methods = dict(METHODS)
     for name, method in METHODS.items():
-        tasks = draw_tasks(images, 2, torch.Generator().manual_seed(2), torch.device("cpu"))
         if method is first_order:
             continue
         try:
-            error = meta_error(method, tasks, device)
+            error = meta_error(method, device)
         except RuntimeError as refusal:  # stock, where a functorch transform meets its max pool
             harness.console.print(f"{name} raises: {str(refusal).splitlines()[0]}", markup=False)
             checks[f"{name} runs"] = False
@@ -313,13 +314,7 @@ def check_gradients(device: torch.device, checks: dict[str, bool]) -> dict[str, 
             continue
         checks[f"the meta-gradient of {name} is {harness.right(error)}"] = error < 1e-6
     if device.type == "xla" and second_order_vmap in methods.values():
-        few, many = (
-            convolutions(
-                second_order_vmap,
-                draw_tasks(images, n, torch.Generator().manual_seed(2), torch.device("cpu")),
-            )
-            for n in (2, 8)
-        )
+        few, many = (convolutions(second_order_vmap, n) for n in (2, 8))
         checks[f"the vmap step has {few} convolutions for 2 tasks, {many} for 8"] = few == many
     return methods
 

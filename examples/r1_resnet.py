@@ -74,9 +74,8 @@ def train(net: nn.Module, x: Tensor, y: Tensor, factor: float, steps: int, devic
     for i in track(range(steps), f"penalty {factor:g}", console=harness.console):
         chosen = torch.randint(len(x), (BATCH,), generator=generator)
         results = step_gradients(net, x[chosen].to(device), y[chosen].to(device), weight)
-        harness.sync(
-            device
-        )  # the optimizer's graph, which differs in its first step, is one of its own
+        # The optimizer's graph, which differs in its first step, is one of its own.
+        harness.sync(device)
         if i == 0:
             error = error_of([t.cpu() for t in results], first, x[chosen], y[chosen], factor)
         for p, g in zip(net.parameters(), results[2:], strict=True):
@@ -141,8 +140,8 @@ def main() -> int:
             device,
         )
         name = f"with penalty {factor:g}" if factor else "without penalty"
-        right = f"right to {error:.0e}" if error < 1e-2 else f"{100 * error:.1f} % wrong"
-        checks[f"{name}: the first step's gradient in float32 is {right}"] = error < 1e-2
+        claim = f"{name}: the first step's gradient in float32 is {harness.right(error, 1e-2)}"
+        checks[claim] = error < 1e-2
         if args.quick:
             continue
         accuracies = noisy_accuracy(net, x[:HELD_OUT], y[:HELD_OUT], device)

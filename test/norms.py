@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jvp, vjp
+from torch.func import grad, jvp, vjp, vmap
 
 EPS = 0.5
 Net = Callable[..., Tensor]
@@ -79,6 +79,8 @@ CASES: dict[str, tuple[Net, Net, int]] = {
         4,
     ),
 }
+# PyTorch refuses to update one running statistic by a batch of them.
+BATCHED = [n for n in CASES if n != "batch_norm"]
 
 
 def draw(*like: Tensor) -> list[Tensor]:
@@ -116,3 +118,19 @@ def results(word: str, function: Net, name: str, device: torch.device | str) -> 
     run, values = derivative(word, function, formula, size)
     taken = run(*(t.to(device) for t in values))
     return [taken] if isinstance(taken, Tensor) else list(taken)
+
+
+def outside_of_vmap(f, name, device="cpu"):
+    """The gradient of the squared gradients of each sample: what MAML by torch.func takes."""
+    size = CASES[name][2]
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (
+        torch.randn(s, generator=generator, dtype=torch.float64).to(device)
+        for s in ((2, 3, 4, 5), size, size)
+    )
+
+    def squared(x, w, b):
+        gradients = grad(lambda *t: f(*t).sin().sum(), argnums=(0, 1, 2))(x, w, b)
+        return sum(g.square().sum() for g in gradients)
+
+    return grad(lambda *t: vmap(squared, (0, None, None))(*t).sum(), argnums=(0, 1, 2))(x, w, b)

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 import torch
-from norms import CASES, WORDS, batch_norm, results
+from norms import BATCHED, CASES, WORDS, batch_norm, outside_of_vmap, results
 from support import worst_error
-from torch.func import grad, hessian, vmap
+from torch.func import hessian, vmap
 
 import torch_convfix
 
@@ -65,10 +65,6 @@ def test_orders_1_to_4_by_autograd(ours, name):
     assert worst_error(orders(function), orders(formula)) < 1e-10
 
 
-# PyTorch refuses to update one running statistic by a batch of them.
-BATCHED = [n for n in CASES if n != "batch_norm"]
-
-
 @pytest.mark.parametrize("name", BATCHED)
 def test_hessian_under_vmap(ours, name):
     function, formula, size = CASES[name]
@@ -79,22 +75,6 @@ def test_hessian_under_vmap(ours, name):
         return [vmap(hessian(lambda x: f(x, w, b).sin().sum()))(x)]
 
     assert worst_error(taken(function), taken(formula)) < 1e-10
-
-
-def outside_of_vmap(f, name, device="cpu"):
-    """The gradient of the squared gradients of each sample: what MAML by torch.func takes."""
-    size = CASES[name][2]
-    generator = torch.Generator().manual_seed(0)
-    x, w, b = (
-        torch.randn(s, generator=generator, dtype=torch.float64).to(device)
-        for s in ((2, 3, 4, 5), size, size)
-    )
-
-    def squared(x, w, b):
-        gradients = grad(lambda *t: f(*t).sin().sum(), argnums=(0, 1, 2))(x, w, b)
-        return sum(g.square().sum() for g in gradients)
-
-    return grad(lambda *t: vmap(squared, (0, None, None))(*t).sum(), argnums=(0, 1, 2))(x, w, b)
 
 
 @pytest.mark.parametrize("name", BATCHED)

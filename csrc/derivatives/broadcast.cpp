@@ -64,8 +64,10 @@ std::vector<DerivativeFix> fixes() {
   return {{Ops::name + skip, "vmap of it is refused", make<Ops, key>, key}...};
 }
 
+}  // namespace
+
 template <c10::DispatchKey key>
-std::vector<DerivativeFix> activations() {
+std::vector<DerivativeFix> broadcasting_activations() {
   namespace ops = at::_ops;
   return fixes<
       key, ops::gelu_backward, ops::hardshrink_backward, ops::hardsigmoid_backward,
@@ -74,11 +76,7 @@ std::vector<DerivativeFix> activations() {
       ops::softshrink_backward, ops::threshold_backward>();
 }
 
-}  // namespace
-
-std::vector<DerivativeFix> broadcasting_activations(const std::string& device) {
-  return device == "xla" ? activations<c10::DispatchKey::XLA>()
-                         : activations<c10::DispatchKey::PrivateUse1>();
-}
+template std::vector<DerivativeFix> broadcasting_activations<c10::DispatchKey::XLA>();
+template std::vector<DerivativeFix> broadcasting_activations<c10::DispatchKey::PrivateUse1>();
 
 }  // namespace torch_convfix

@@ -14,6 +14,15 @@
 #include "derivatives/fixes.h"
 
 namespace torch_convfix {
+namespace {
+
+std::vector<DerivativeFix> joined(
+    std::vector<DerivativeFix> all, const std::vector<DerivativeFix>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace
 
 const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   using Std = at::Tensor(const at::Tensor&, bool);
@@ -27,64 +36,59 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   constexpr auto kEmpty = "an empty list of dimensions reduces nothing";
   constexpr auto kTotal = "total_weight, by which forward mode divides, is 1";
   static const std::vector<DerivativeFix> none;
-  static const auto xla = [] {
-    std::vector<DerivativeFix> all{
-        {"max_pool2d", kDropped, make_max_pool2d},
-        {"max_pool3d", kDropped, make_max_pool3d},
-        {"max_pool2d_with_indices_backward", kSlow, make_max_pool2d_backward},
-        {"max_pool3d_with_indices_backward", kSlow, make_max_pool3d_backward},
-        {"elu_backward", "the derivatives of elu, selu and celu are those at their result",
-         make_elu_backward},
-        // torch_xla's kernels of these hide the composition that functorch differentiates.
-        {"selu", kHidden, make_fix<&at::native::selu>},
-        {"selu_", kHidden, make_fix<&at::native::selu_>},
-        {"diag", kHidden, make_fix<&at::native::diag>},
-        {"cross", kHidden, make_fix<&at::native::cross>},
-        {"inverse", kHidden, make_fix<&at::native::inverse>},
-        {"logdet", kHidden, make_fix<&at::native::logdet>},
-        {"qr", kHidden, make_fix<&at::native::qr>},
-        {"svd", kHidden, make_fix<&at::native::svd>},
-        {"kl_div", kHidden, make_fix<&at::native::kl_div>},
-        {"std", kHidden, make_fix<static_cast<Std*>(&at::native::std)>},
-        {"std.dim", kHidden, make_fix<static_cast<StdDim*>(&at::native::std)>},
-        {"einsum", "the second derivative is dropped", make_fix<&at::native::einsum>},
-        {"amax", kEmpty, make_amax},
-        {"amin", kEmpty, make_amin},
-        {"norm.ScalarOpt_dim", "the order -inf is wrong", make_norm},
-        {"_pdist_forward", "the order inf is wrong", make_infinite_pdist, c10::DispatchKey::XLA},
-        {"roll", "an empty tensor ends the process", make_roll},
-        {"adaptive_max_pool2d_backward", "forward mode of the gradient is wrong",
-         make_adaptive_max_pool2d_backward},
-        {"nll_loss_forward", kTotal, make_nll_loss_forward, c10::DispatchKey::XLA},
-        {"nll_loss2d_forward", kTotal, make_nll_loss2d_forward, c10::DispatchKey::XLA},
-        {"nll_loss_nd", "unbatched input ends the process", make_unbatched_nll_loss},
-        {"native_batch_norm", "running_var takes the biased variance",
-         make_batch_norm_with_unbiased_variance, c10::DispatchKey::XLA},
-        {"_pad_circular", "forward mode, and what was written in place, are refused", make_circular_pad},
-        {"native_batch_norm_backward", "by running statistics it is refused",
-         make_batch_norm_backward_by_running_statistics, c10::DispatchKey::XLA},
-        {"avg_pool2d", kDivisor, make_avg_pool2d},
-        {"avg_pool3d", kDivisor, make_avg_pool3d},
-    };
-    const auto more = broadcasting_activations("xla");
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }();
-  static const auto tpu = [] {
-    std::vector<DerivativeFix> all{
-        {"cross_entropy_loss", "the second derivative is dropped", make_cross_entropy},
-        {"nll_loss_nd", "the second derivative through grad_output is dropped", make_nll_loss},
-        {"avg_pool1d", "every derivative is dropped", make_avg_pool1d},
-        {"celu", "alpha scales the result alone", make_celu},
-        {"celu_", "alpha scales the result alone", make_celu_},
-        {"embedding", "the second derivative is dropped", make_embedding},
-        {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
-        {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
-    };
-    const auto more = broadcasting_activations("tpu");
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }();
+  static const auto xla = joined(
+      {
+          {"max_pool2d", kDropped, make_max_pool2d},
+          {"max_pool3d", kDropped, make_max_pool3d},
+          {"max_pool2d_with_indices_backward", kSlow, make_max_pool2d_backward},
+          {"max_pool3d_with_indices_backward", kSlow, make_max_pool3d_backward},
+          {"elu_backward", "the derivatives of elu, selu and celu are those at their result",
+           make_elu_backward},
+          // torch_xla's kernels of these hide the composition that functorch differentiates.
+          {"selu", kHidden, make_fix<&at::native::selu>},
+          {"selu_", kHidden, make_fix<&at::native::selu_>},
+          {"diag", kHidden, make_fix<&at::native::diag>},
+          {"cross", kHidden, make_fix<&at::native::cross>},
+          {"inverse", kHidden, make_fix<&at::native::inverse>},
+          {"logdet", kHidden, make_fix<&at::native::logdet>},
+          {"qr", kHidden, make_fix<&at::native::qr>},
+          {"svd", kHidden, make_fix<&at::native::svd>},
+          {"kl_div", kHidden, make_fix<&at::native::kl_div>},
+          {"std", kHidden, make_fix<static_cast<Std*>(&at::native::std)>},
+          {"std.dim", kHidden, make_fix<static_cast<StdDim*>(&at::native::std)>},
+          {"einsum", "the second derivative is dropped", make_fix<&at::native::einsum>},
+          {"amax", kEmpty, make_amax},
+          {"amin", kEmpty, make_amin},
+          {"norm.ScalarOpt_dim", "the order -inf is wrong", make_norm},
+          {"_pdist_forward", "the order inf is wrong", make_infinite_pdist, c10::DispatchKey::XLA},
+          {"roll", "an empty tensor ends the process", make_roll},
+          {"adaptive_max_pool2d_backward", "forward mode of the gradient is wrong",
+           make_adaptive_max_pool2d_backward},
+          {"nll_loss_forward", kTotal, make_nll_loss_forward, c10::DispatchKey::XLA},
+          {"nll_loss2d_forward", kTotal, make_nll_loss2d_forward, c10::DispatchKey::XLA},
+          {"nll_loss_nd", "unbatched input ends the process", make_unbatched_nll_loss},
+          {"native_batch_norm", "running_var takes the biased variance",
+           make_batch_norm_with_unbiased_variance, c10::DispatchKey::XLA},
+          {"_pad_circular", "forward mode, and what was written in place, are refused",
+           make_circular_pad},
+          {"native_batch_norm_backward", "by running statistics it is refused",
+           make_batch_norm_backward_by_running_statistics, c10::DispatchKey::XLA},
+          {"avg_pool2d", kDivisor, make_avg_pool2d},
+          {"avg_pool3d", kDivisor, make_avg_pool3d},
+      },
+      broadcasting_activations<c10::DispatchKey::XLA>());
+  static const auto tpu = joined(
+      {
+          {"cross_entropy_loss", "the second derivative is dropped", make_cross_entropy},
+          {"nll_loss_nd", "the second derivative through grad_output is dropped", make_nll_loss},
+          {"avg_pool1d", "every derivative is dropped", make_avg_pool1d},
+          {"celu", "alpha scales the result alone", make_celu},
+          {"celu_", "alpha scales the result alone", make_celu_},
+          {"embedding", "the second derivative is dropped", make_embedding},
+          {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
+          {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
+      },
+      broadcasting_activations<c10::DispatchKey::PrivateUse1>());
   return device == "xla" ? xla : device == "tpu" ? tpu : none;
 }
 

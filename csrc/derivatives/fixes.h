@@ -25,7 +25,7 @@ MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_los
 MakeFix make_amax, make_amin, make_norm, make_roll;
 // normalization.cpp
 MakeFix make_layer_norm, make_layer_norm_backward, make_group_norm, make_group_norm_backward;
-MakeFix make_batch_norm_with_unbiased_variance, make_circular_pad;
+MakeFix make_batch_norm_with_unbiased_variance;
 MakeFix make_layer_norm_backward_under_vmap, make_batch_norm_backward_under_vmap;
 MakeFix make_batch_norm, make_batch_norm_backward, make_batch_norm_backward_by_running_statistics;
 // grid_sample.cpp
@@ -48,11 +48,14 @@ MakeFix make_embedding_bag, make_embedding_bag_forward_only, make_embedding_bag_
 MakeFix make_embedding_bag_per_sample_weights_backward;
 // segment_reduce.cpp
 MakeFix make_segment_reduce, make_segment_reduce_backward;
+// circular_pad.cpp
+MakeFix make_circular_pad;
 // embedding.cpp
 MakeFix make_embedding;
 
-// broadcast.cpp: kernels of both stacks that take tensors of one shape alone
-std::vector<DerivativeFix> broadcasting_activations(const std::string& device);
+// broadcast.cpp: a stack's kernels, at XLA or PrivateUse1, that take tensors of one shape alone
+template <c10::DispatchKey key>
+std::vector<DerivativeFix> broadcasting_activations();
 
 template <auto function>
 torch::CppFunction make_fix() {

@@ -126,6 +126,10 @@ class DoubleBackward final : public torch::autograd::Node {
   SavedVariable grad_output_, input_, weight_, mean_, rstd_;
 };
 
+Results three(const torch::jit::Stack& results) {
+  return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
+}
+
 at::Tensor rstd_of(const at::Tensor& variance, double eps) {
   return (in_opmath(variance) + eps).rsqrt();
 }
@@ -140,6 +144,16 @@ Results layer_norm(
   return {by.output(input, weight, bias), by.mean, by.rstd};
 }
 
+// functorch's rules for vmap compose the weight's gradient of the saved mean and rstd, so that what is
+// differentiated from outside of vmap lacks their derivatives: there these are functions of the input.
+template <bool of_input>
+Normalization by_saved(
+    const at::Tensor& input, Layout layout, const at::Tensor& mean, const at::Tensor& rstd) {
+  const auto by = Normalization::by(std::move(layout), mean, rstd);
+  return of_input ? by.of_saved(input) : by;
+}
+
+template <bool of_input = false>
 Results layer_norm_backward(
     const at::Tensor& grad_output,
     const at::Tensor& input,
@@ -149,7 +163,7 @@ Results layer_norm_backward(
     const Optional& weight,
     const Optional& /*bias*/,
     std::array<bool, 3> output_mask) {
-  return Normalization::by(over_layer(input, normalized_shape), mean, rstd)
+  return by_saved<of_input>(input, over_layer(input, normalized_shape), mean, rstd)
       .gradients(grad_output, input, weight, output_mask);
 }
 
@@ -204,6 +218,7 @@ Results batch_norm(
   return {by.output(input, weight, bias), by.mean.flatten(), by.rstd.flatten()};
 }
 
+template <bool of_input = false>
 Results batch_norm_backward(
     const at::Tensor& grad_output,
     const at::Tensor& input,
@@ -216,40 +231,8 @@ Results batch_norm_backward(
     double eps,
     std::array<bool, 3> output_mask) {
   const auto by = train
-                      ? Normalization::by(over_batch(input), *save_mean, *save_invstd)
+                      ? by_saved<of_input>(input, over_batch(input), *save_mean, *save_invstd)
                       : Normalization::by(over_batch(input), *running_mean, rstd_of(*running_var, eps));
-  return by.gradients(grad_output, input, weight, output_mask, /*given=*/!train);
-}
-
-// functorch's rules for vmap compose the weight's gradient of the saved mean and rstd, so that what is
-// differentiated from outside of vmap lacks their derivatives.
-Results layer_norm_backward_under_vmap(
-    const at::Tensor& grad_output,
-    const at::Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const at::Tensor& mean,
-    const at::Tensor& rstd,
-    const Optional& weight,
-    const Optional& /*bias*/,
-    std::array<bool, 3> output_mask) {
-  return Normalization::by(over_layer(input, normalized_shape), mean, rstd)
-      .of_saved(input)
-      .gradients(grad_output, input, weight, output_mask);
-}
-
-Results batch_norm_backward_under_vmap(
-    const at::Tensor& grad_output,
-    const at::Tensor& input,
-    const Optional& weight,
-    const Optional& running_mean,
-    const Optional& running_var,
-    const Optional& save_mean,
-    const Optional& save_invstd,
-    bool train,
-    double eps,
-    std::array<bool, 3> output_mask) {
-  auto by = train ? Normalization::by(over_batch(input), *save_mean, *save_invstd).of_saved(input)
-                  : Normalization::by(over_batch(input), *running_mean, rstd_of(*running_var, eps));
   return by.gradients(grad_output, input, weight, output_mask, /*given=*/!train);
 }
 
@@ -304,7 +287,7 @@ torch::CppFunction make_layer_norm_backward() {
   constexpr auto layout = [](const auto& given) -> std::optional<Layout> {
     return over_layer(std::get<1>(given), std::get<2>(given));
   };
-  return make_gradient<at::_ops::native_layer_norm_backward, &layer_norm_backward, layout, 5, 3>();
+  return make_gradient<at::_ops::native_layer_norm_backward, &layer_norm_backward<>, layout, 5, 3>();
 }
 
 torch::CppFunction make_group_norm() {
@@ -327,15 +310,15 @@ torch::CppFunction make_batch_norm_backward() {
     const bool train = std::get<7>(given) && defined(std::get<5>(given));
     return train ? std::make_optional(over_batch(std::get<1>(given))) : std::nullopt;
   };
-  return make_gradient<at::_ops::native_batch_norm_backward, &batch_norm_backward, layout, 2, 5>();
+  return make_gradient<at::_ops::native_batch_norm_backward, &batch_norm_backward<>, layout, 2, 5>();
 }
 
 torch::CppFunction make_layer_norm_backward_under_vmap() {
-  return make_fix<&layer_norm_backward_under_vmap>();
+  return make_fix<&layer_norm_backward</*of_input=*/true>>();
 }
 
 torch::CppFunction make_batch_norm_backward_under_vmap() {
-  return make_fix<&batch_norm_backward_under_vmap>();
+  return make_fix<&batch_norm_backward</*of_input=*/true>>();
 }
 
 // torch_xla asks for the saved statistics, of which there are none.
@@ -349,14 +332,13 @@ torch::CppFunction make_batch_norm_backward_by_running_statistics() {
           const Optional& save_mean, const Optional& save_invstd, bool train, double eps,
           std::array<bool, 3> output_mask) -> Results {
         if (!train) {
-          return batch_norm_backward(
+          return batch_norm_backward<>(
               grad_output, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
               output_mask);
         }
-        const auto results = stock->results(
+        return three(stock->results(
             keys, {grad_output, input, weight, running_mean, running_var, save_mean, save_invstd, train,
-                   eps, output_mask});
-        return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
+                   eps, output_mask}));
       });
 }
 
@@ -368,16 +350,16 @@ torch::CppFunction make_batch_norm_with_unbiased_variance() {
           c10::DispatchKeySet keys, const at::Tensor& input, const Optional& weight,
           const Optional& bias, const Optional& running_mean, const Optional& running_var, bool training,
           double momentum, double eps) -> Results {
-        const auto results = stock->results(
-            keys, {input, weight, bias, running_mean, running_var, training, momentum, eps});
+        const auto results = three(stock->results(
+            keys, {input, weight, bias, running_mean, running_var, training, momentum, eps}));
         const auto numel = input.sym_numel().maybe_as_int();
         if (training && defined(running_var) && numel && *numel > running_var->numel()) {
           const auto count = *numel / running_var->numel();
-          const auto variance = results[2].toTensor().square().reciprocal() - eps;
+          const auto variance = std::get<2>(results).square().reciprocal() - eps;
           at::_copy_from(
               *running_var + variance * (momentum / static_cast<double>(count - 1)), *running_var);
         }
-        return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
+        return results;
       });
 }
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 import torch_xla
 from device import DEVICE
-from norms import CASES, WORDS, results
+from norms import BATCHED, CASES, WORDS, outside_of_vmap, results
 from support import worst_error
-from test_normalization import BATCHED, outside_of_vmap
 
 import torch_convfix
 
