@@ -8,7 +8,6 @@
 #include <ATen/ops/leaky_relu_backward_ops.h>
 #include <ATen/ops/log_sigmoid_backward_ops.h>
 #include <ATen/ops/sigmoid_backward_ops.h>
-#include <ATen/ops/silu_backward_ops.h>
 #include <ATen/ops/softplus_backward_ops.h>
 #include <ATen/ops/softshrink_backward_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
@@ -72,8 +71,8 @@ std::vector<DerivativeFix> broadcasting_activations() {
   return fixes<
       key, ops::gelu_backward, ops::hardshrink_backward, ops::hardsigmoid_backward,
       ops::hardswish_backward, ops::hardtanh_backward, ops::leaky_relu_backward,
-      ops::log_sigmoid_backward, ops::sigmoid_backward, ops::silu_backward, ops::softplus_backward,
-      ops::softshrink_backward, ops::threshold_backward>();
+      ops::log_sigmoid_backward, ops::sigmoid_backward, ops::softplus_backward, ops::softshrink_backward,
+      ops::threshold_backward>();
 }
 
 template std::vector<DerivativeFix> broadcasting_activations<c10::DispatchKey::XLA>();
