@@ -75,7 +75,7 @@ def main() -> int:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         # No kernel that is installed for the user: this interpreter's own.
-        client = nbclient.NotebookClient(run, timeout=600, kernel_name="python3", coalesce_streams=True, resources={"metadata": {"path": folder}})  # fmt: skip
+        client = nbclient.NotebookClient(run, timeout=3600, kernel_name="python3", coalesce_streams=True, resources={"metadata": {"path": folder}})  # fmt: skip
         try:
             client.execute()
         except nbclient.exceptions.CellExecutionError as error:
