@@ -38,7 +38,8 @@ def loss_and_norm(net, parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     return loss, sum(g.square().sum() for g in gradients)
 
 
-def penalty_error(x: Tensor, y: Tensor, device: torch.device) -> float:
+def penalty_step(x: Tensor, y: Tensor):
+    """The gradient of loss and penalty as a function of tensors, and these."""
     net = make_net()
     names, values = zip(*net.named_parameters(), strict=True)
 
@@ -47,7 +48,7 @@ def penalty_error(x: Tensor, y: Tensor, device: torch.device) -> float:
         loss, norm = loss_and_norm(lambda x: functional_call(net, own, x), parameters, x, y)
         return [loss, norm, *torch.autograd.grad(loss + PENALTY * norm, parameters)]
 
-    return harness.gradient_error(step, [x, y, *values], device)
+    return step, [x, y, *values]
 
 
 def train(x: Tensor, y: Tensor, penalty: float, epochs: int, device: torch.device):
@@ -93,7 +94,7 @@ def main() -> int:
     order = torch.randperm(len(digits.images))
     x = (torch.from_numpy(digits.images).float().unsqueeze(1) / 16)[order]
     y = torch.from_numpy(digits.target)[order]
-    error = penalty_error(x[:8], y[:8], device)
+    error = harness.gradient_error(*penalty_step(x[:8], y[:8]), device)
     checks = {f"the penalty's gradient is {harness.right(error)}": error < 1e-6}
     curves, accuracy, peaks = {}, {}, {}
     for penalty in (0.0, PENALTY):

@@ -57,8 +57,8 @@ def critic_loss(critic, real: Tensor, fake: Tensor, mix: Tensor) -> tuple[Tensor
     return loss, norm.mean()
 
 
-def critic_error(critic: nn.Module, real: Tensor, device: torch.device) -> float:
-    """Of the gradient of the critic's loss with respect to its parameters."""
+def critic_step(critic: nn.Module, real: Tensor):
+    """The gradient of the critic's loss as a function of tensors, and these."""
     names, values = zip(*critic.state_dict().items(), strict=True)
 
     def step(real, fake, mix, *parameters):
@@ -69,8 +69,7 @@ def critic_error(critic: nn.Module, real: Tensor, device: torch.device) -> float
         # The last bias adds the same to every image, which the loss does not see.
         return [loss, norm, *torch.autograd.grad(loss, parameters[:-1])]
 
-    inputs = [real, torch.rand_like(real), torch.rand(len(real), 1, 1, 1), *values]
-    return harness.gradient_error(step, inputs, device)
+    return step, [real, torch.rand_like(real), torch.rand(len(real), 1, 1, 1), *values]
 
 
 def train(generator, critic, images: Tensor, steps: int, device: torch.device):
@@ -123,7 +122,7 @@ def main() -> int:
     device = harness.start(args)
     images = torch.from_numpy(load_digits().images).float().unsqueeze(1) / 16
     generator, critic = make_generator(), make_critic()
-    error = critic_error(critic, images[:8], device)
+    error = harness.gradient_error(*critic_step(critic, images[:8]), device)
     checks = {f"the critic's second-order gradient is {harness.right(error)}": error < 1e-6}
     generator, critic = generator.to(device), critic.to(device)
     begin = time.perf_counter()
