@@ -48,6 +48,13 @@ def test_where_it_is_mended_there_is_a_file(fault):
     assert (ROOT / fault["where"]).is_file()
 
 
+def test_the_faq_has_every_message():
+    asked = (ROOT / "docs/faq.md").read_text()
+    messages = [fault["raises"] for fault in reports.faults() if "raises" in fault]
+    assert messages
+    assert not [message for message in messages if f"`{message}`" not in asked]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=identify)
 def test_stock_shows_it_and_ours_does_not(fault):
