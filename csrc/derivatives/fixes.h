@@ -26,6 +26,7 @@ MakeFix make_amax, make_amin, make_norm, make_roll;
 // normalization.cpp
 MakeFix make_layer_norm, make_layer_norm_backward, make_group_norm, make_group_norm_backward;
 MakeFix make_batch_norm_with_unbiased_variance;
+MakeFix make_batch_norm_that_updates;
 MakeFix make_layer_norm_backward_under_vmap, make_batch_norm_backward_under_vmap;
 MakeFix make_batch_norm, make_batch_norm_backward, make_batch_norm_backward_by_running_statistics;
 // grid_sample.cpp
