@@ -136,23 +136,22 @@ def main() -> int:
             x[HELD_OUT:],
             y[HELD_OUT:],
             factor,
-            1 if args.quick else STEPS,
+            2 if args.quick else STEPS,
             device,
         )
         name = f"with penalty {factor:g}" if factor else "without penalty"
         claim = f"{name}: the first step's gradient in float32 is {harness.right(error, 1e-2)}"
         checks[claim] = error < 1e-2
-        if args.quick:
-            continue
-        accuracies = noisy_accuracy(net, x[:HELD_OUT], y[:HELD_OUT], device)
+        tested = 64 if args.quick else HELD_OUT
+        accuracies = noisy_accuracy(net, x[:tested], y[:tested], device)
         results[name] = losses, penalties, accuracies
         harness.console.print(
             f"{name}: {time.perf_counter() - begin:.0f} s on {device}, loss {losses[-1]:.3f}, squared "
             f"gradient norm {penalties[-1]:.3f}, held-out accuracy "
             + ", ".join(f"{a:.1%} at noise {n:g}" for n, a in zip(NOISES, accuracies, strict=True))
         )
-    if results:
-        draw(results, args.out / "r1_resnet.png")
+    draw(results, args.out / "r1_resnet.png")
+    if not args.quick:
         (_, _, without), (_, _, with_) = results.values()
         checks[f"accuracy without noise at least 90 % ({with_[0]:.1%} with)"] = with_[0] >= 0.9
         means = [sum(a[1:]) / len(a[1:]) for a in (without, with_)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHECKED = ["maml", "wgan_gp", "weight_gradient_penalty", "sharpness"]
+CHECKED = ["maml", "wgan_gp", "weight_gradient_penalty", "sharpness", "r1_resnet"]
 # Whose derivatives stock torch_xla gets wrong.
 WRONG_IN_STOCK = ["maml", "sharpness"]
 

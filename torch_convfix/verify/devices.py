@@ -87,7 +87,7 @@ def kernels(name: str, *, stock: bool) -> Iterator[None]:
 
 
 def graph_hash_fault() -> bool:
-    """Whether torch_xla runs one graph's program for another (upstream/torch_xla_graph_hash.md)."""
+    """Whether torch_xla runs one graph's program for another (upstream/torch_xla/graph_hash.md)."""
     import torch_xla
 
     x, y = (torch.tensor([v], device=torch_xla.device()) for v in (2.0, 5.0))
