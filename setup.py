@@ -71,9 +71,7 @@ else:
     # ON: a room of csrc is one translation unit, a third of the work. scripts/setup compiles file by
     # file, for who changes one at a time, and so finds a file that lacks an include.
     unity = os.environ.get("TORCH_CONVFIX_UNITY", "ON")
-    base = Path(
-        f"build-{sys.implementation.cache_tag}-torch{minor}" + "-unity" * (unity == "ON")
-    )
+    base = Path(f"build-{sys.implementation.cache_tag}-torch{minor}" + "-unity" * (unity == "ON"))
 
     class _BuildCMake(BuildCMake):
         def finalize_options(self) -> None:
