@@ -34,6 +34,7 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   constexpr auto kReflected =
       "the second derivative, and the grid's gradient where points are reflected";
   constexpr auto kEmpty = "an empty list of dimensions reduces nothing";
+  constexpr auto kWeight = "vmap over the weight is refused";
   constexpr auto kStatistics = "running statistics stay as they were where it is traced";
   constexpr auto kTotal = "total_weight, by which forward mode divides, is 1";
   static const std::vector<DerivativeFix> none;
@@ -74,6 +75,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
            make_circular_pad},
           {"native_batch_norm_backward", "by running statistics it is refused",
            make_batch_norm_backward_by_running_statistics, c10::DispatchKey::XLA},
+          {"_prelu_kernel", kWeight, make_prelu, c10::DispatchKey::XLA},
+          {"_prelu_kernel_backward", kWeight, make_prelu_backward, c10::DispatchKey::XLA},
           {"avg_pool2d", kDivisor, make_avg_pool2d},
           {"avg_pool3d", kDivisor, make_avg_pool3d},
       },

@@ -17,6 +17,7 @@ MakeFix make_adaptive_max_pool2d_backward;
 // avg_pool.cpp
 MakeFix make_avg_pool1d, make_avg_pool2d, make_avg_pool3d;
 // activations.cpp
+MakeFix make_prelu, make_prelu_backward;
 MakeFix make_elu_backward, make_celu, make_celu_, make_hardsigmoid_backward, make_log_sigmoid_backward;
 // losses.cpp
 MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_loss_forward,
