@@ -68,7 +68,10 @@ if "sdist" in sys.argv or sys.argv[-1] == "egg_info":  # sources are for any tor
     setup(install_requires=["torch>=2.9", *requirements])
 else:
     torch, minor = _torch()
-    base = Path(f"build-{sys.implementation.cache_tag}-torch{minor}")
+    # ON: a room of csrc is one translation unit, a third of the work. scripts/setup compiles file by
+    # file, for who changes one at a time, and so finds a file that lacks an include.
+    unity = os.environ.get("TORCH_CONVFIX_UNITY", "ON")
+    base = Path(f"build-{sys.implementation.cache_tag}-torch{minor}" + "-unity" * (unity == "ON"))
 
     class _BuildCMake(BuildCMake):
         def finalize_options(self) -> None:
@@ -84,5 +87,5 @@ else:
         cmdclass={"build_cmake": _BuildCMake},
         cmake_source_dir=".",
         cmake_install_dir=f"torch_convfix/_torch_{minor.replace('.', '_')}",
-        cmake_args=[f"-DTORCH={torch}"],
+        cmake_args=[f"-DTORCH={torch}", f"-DCMAKE_UNITY_BUILD={unity}"],
     )

@@ -1,6 +1,6 @@
 """Do second-order steps of many convolutions compile for every TPU? By the TPU's own compiler.
 
-    python bench/geometries.py [--cases 40] [--seed 0] [--topologies v2,v4,v5e,v6e]
+    python bench/geometries.py [--cases 40] [--seed 0] [--topology v2,v4,v5e,v6e]
 
 One gradient-penalty step a geometry: those of the first report (32x3x32x32, 3 and 4 x 3 and 4 kernels
 of stride 2, and the transposed convolution of its double backward at every output padding), then
@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from torch_convfix.commands._options import Formatter, add
 from torch_convfix.tpu import CompileError, _compiler, _step
 from torch_convfix.verify import conv_cases
 from torch_convfix.verify.conv_cases import ConvCase
@@ -80,15 +81,13 @@ def penalty(case: ConvCase, x: Tensor, w: Tensor) -> list[Tensor]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", type=int, default=40, help="random geometries")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--topologies", default="v2,v4,v5e,v6e")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
+    add(parser, "--cases", default=40)
+    add(parser, "--seed")
+    add(parser, "--topology", "; several with commas between", default="v2,v4,v5e,v6e")
     args = parser.parse_args()
 
-    topologies = args.topologies.split(",")
+    topologies = args.topology.split(",")
     for topology in topologies:
         _compiler.check(topology)
     cases = seed_cases() + random_cases(args.cases, args.seed)

@@ -1,10 +1,11 @@
 """Masked convolutions against the multiplied mask: flops and time.
 
-    python bench/masked_conv.py [--device cpu|xla] [--rounds 15] [--only SUBSTRING] [--algorithm A] [--tpu T]
+    python bench/masked_conv.py [--device cpu|xla] [--rounds 15] [--only PATTERN] [--algorithm A]
+                                [--topology NAME]
 
 Times are the least of `--rounds` calls, both ways in turn in one run; a ratio below 1 means that
 the cut kernel is faster. `step` is a forward and backward. `flops` is XLA's cost analysis of the
-forward, cut over dense, beside kept taps over all taps (needs torch_xla and jax). `--tpu v5e:2x2`
+forward, cut over dense, beside kept taps over all taps (needs torch_xla and jax). `--topology v5e:2x2`
 adds the ratio of the TPU compiler's estimated cycles for the step (needs libtpu, no TPU).
 """
 
@@ -12,6 +13,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from rich.console import Console
@@ -20,6 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import torch_convfix
+from torch_convfix.commands._options import Formatter, add
 from torch_convfix.nn import MaskedConv2d, causal_mask
 
 LAYERS = {  # channels in, out, image, batch
@@ -69,14 +72,17 @@ def times(calls: Sequence[Callable[[], Sequence[Tensor]]], rounds: int, xla: boo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
+    add(parser, "--device", choices=("cpu", "xla"), default="cpu")
+    add(parser, "--rounds", default=15)
+    add(parser, "--only", "layers, as 'first*'")
+    parser.add_argument(
+        "--algorithm",
+        choices=("auto", "direct", "im2col"),
+        default="auto",
+        help="of the cut kernel",
     )
-    parser.add_argument("--device", choices=("cpu", "xla"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help="layers whose name has this in it")
-    parser.add_argument("--algorithm", choices=("auto", "direct", "im2col"), default="auto")
-    parser.add_argument("--tpu", metavar="TOPOLOGY")
+    add(parser, "--topology", "; by default no estimate", default=None)
     parser.add_argument("--no-time", action="store_true", help="flops and estimates only")
     args = parser.parse_args()
     os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -92,7 +98,7 @@ def main() -> None:
     for column in ("layer", "kernel", "kept", "flops", "forward", "step", "TPU cycles"):
         table.add_column(column, justify="left" if column == "layer" else "right")
     console = Console(width=110)
-    jobs = [(n, k) for n in LAYERS if args.only in n for k in KERNELS]
+    jobs = [(n, k) for n in LAYERS if fnmatchcase(n, args.only) for k in KERNELS]
     for name, (size, kind) in track(jobs, console=Console(stderr=True)):
         ins, outs, image, batch = LAYERS[name]
         mask = causal_mask(size, kind)
@@ -118,10 +124,12 @@ def main() -> None:
             lazy = [layer.to(at.device) for layer in layers]
             ours, usual = (_jax.flops(stablehlo(list(forward(layer, at)))) for layer in lazy)
             row[3] = f"{ours / usual:.3f}"
-            if args.tpu:
+            if args.topology:
                 with torch_convfix.enabled("xla", hardware="tpu"):
                     texts = [stablehlo(list(step(layer, at))) for layer in lazy]
-                ours, usual = (_compiler.compile_stablehlo(t, args.tpu)[0].cycles for t in texts)
+                ours, usual = (
+                    _compiler.compile_stablehlo(t, args.topology)[0].cycles for t in texts
+                )
                 row[6] = f"{ours / usual:.2f} ({usual:,})"
         table.add_row(*row)
     console.print(table)

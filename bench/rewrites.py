@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from torch_convfix.commands._options import Formatter, add
 from torch_convfix.tpu import _compiler
 
 Array = Any
@@ -234,10 +235,8 @@ def cycles(fn: Callable[..., Any], trial: Trial, topology: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--topology", default="v5e")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
+    add(parser, "--topology")
     args = parser.parse_args()
     with jax.enable_x64(True):
         wrong = [trial.name for trial in trials() if not same(trial)]

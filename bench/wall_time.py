@@ -1,7 +1,7 @@
 """Wall time, stock, ours and JAX in turn in one run: medians and ratios.
 
-    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--seconds 3] [--most 60]
-                              [--only SUBSTRING] [--json FILE]
+    python bench/wall_time.py [--device xla|cpu] [--rounds 5] [--seconds 3] [--stop-after 60]
+                              [--only PATTERN] [--json FILE]
 
 `xla` is torch_xla on XLA:CPU, `cpu` plain PyTorch; JAX, on XLA:CPU, joins in the steps of bench/run.
 
@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from rich.table import Table
 from torch import Tensor
 
 import torch_convfix
+from torch_convfix.commands._options import AMOUNT, Formatter, add
 from torch_convfix.functional import conv_forward, conv_input_grad, conv_weight_grad
 
 Step = Callable[..., Sequence[Tensor]]
@@ -164,17 +166,15 @@ def _contenders(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=["xla", "cpu"], default="xla")
-    parser.add_argument("--rounds", type=int, default=5, help="least rounds a row (default 5)")
-    parser.add_argument("--seconds", type=float, default=3, help="least time a row (default 3)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
+    add(parser, "--device", choices=("cpu", "xla"), default="xla")
+    add(parser, "--rounds", " at least", default=5)
     parser.add_argument(
-        "--most", type=float, default=60, help="no round begins after so many seconds (default 60)"
+        "--seconds", type=AMOUNT, default=3.0, help="how long each is timed at least"
     )
-    parser.add_argument("--only", default="", help="rows whose name holds this")
-    parser.add_argument("--json", help="also write the figures to this file")
+    add(parser, "--stop-after", ", in a row", default=60.0)
+    add(parser, "--only", "rows, as 'W grouped*'")
+    add(parser, "--json")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -184,13 +184,15 @@ def main() -> None:
 
         device, sync = torch_xla.device(), torch_xla.sync
     found = []
-    wanted = {name: row for name, row in _rows().items() if args.only in name}
+    wanted = {name: row for name, row in _rows().items() if fnmatchcase(name, args.only)}
     for name, row in track(wanted.items(), description="timing"):
         calls = _contenders(row, device, sync)
         times: dict[str, list[Taken]] = {mode: [] for mode in calls}
         order = list(calls)
         start, passed = time.perf_counter(), 0.0
-        while passed < args.seconds or (len(times["ours"]) < args.rounds and passed < args.most):
+        while passed < args.seconds or (
+            len(times["ours"]) < args.rounds and passed < args.stop_after
+        ):
             for mode in order:
                 times[mode].append(calls[mode]())
             order.reverse()  # neither always follows the other
@@ -221,8 +223,7 @@ def main() -> None:
         table.add_row(figures["row"], *cells)
     Console(width=120).print(table)
     if args.json:
-        with open(args.json, "w") as f:
-            json.dump(found, f, indent=1)
+        args.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

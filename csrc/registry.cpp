@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "convolution/checked.h"
 #include "convolution/double_backward.h"
 #include "convolution/meta.h"
 #include "derivatives/derivative_fixes.h"
@@ -146,6 +147,10 @@ std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& 
     if (options.dynamic) {
       add_dynamic(*kernels, dynamic_operators());
     }
+  }
+  if (device == "tpu") {
+    constexpr auto key = c10::DispatchKey::PrivateUse1;
+    kernels->add(key, "convolution", "validation", make_checked_convolution(key));
   }
   if (options.derivatives) {
     const auto add = [&](const DerivativeFix& fix) {

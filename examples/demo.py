@@ -19,6 +19,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
+from torch_convfix.commands._options import NATURAL, Formatter, add
+
 Run = Callable[[Callable[..., Sequence[Tensor]], Sequence[Tensor]], list[Tensor]]
 
 DEVICES = {"torch_xla": "xla", "torch_tpu": "tpu"}
@@ -230,10 +232,10 @@ def meta_train(out: pathlib.Path, steps: int, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stack", choices=DEVICES, default="torch_xla")
-    parser.add_argument("--out", type=pathlib.Path, default="out", help="folder of the plot")
-    parser.add_argument("--steps", type=int, default=100, help="meta-training steps")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
+    add(parser, "--stack", default="torch_xla")
+    add(parser, "--out", "plots", metavar="FOLDER", default=pathlib.Path("out"))
+    parser.add_argument("--steps", type=NATURAL, default=100, metavar="N", help="of meta-training")
     args = parser.parse_args()
 
     console = Console()

@@ -12,20 +12,17 @@ from rich.console import Console
 from torch import Tensor
 
 import torch_convfix
+from torch_convfix.commands._options import Formatter, add
 
 console = Console()
 
 
 def options(description: str, name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "xla"), default="xla")
-    parser.add_argument(
-        "--stock", action="store_true", help="PyTorch's own derivatives, to compare"
-    )
-    parser.add_argument("--quick", action="store_true", help="a small run, checked less strictly")
-    parser.add_argument("--out", type=Path, default=Path("out") / name, help="folder of the plots")
+    parser = argparse.ArgumentParser(description=description, formatter_class=Formatter)
+    add(parser, "--device", choices=("cpu", "xla"), default="xla")
+    add(parser, "--stock")
+    add(parser, "--quick", ", checked less strictly")
+    add(parser, "--out", "plots", metavar="FOLDER", default=Path("out") / name)
     return parser
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torch_convfix.commands._options import NATURAL, Formatter, add
 from torch_convfix.masked.receptive_field import leaks, plot_receptive_field
 from torch_convfix.nn import MaskedConv2d, causal_mask
 
@@ -139,12 +140,10 @@ def sample(net: PixelCNN, number: int, device: torch.device) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "xla"), default="xla")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=Path("out/pixelcnn"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
+    add(parser, "--device", choices=("cpu", "xla"), default="xla")
+    parser.add_argument("--epochs", type=NATURAL, default=8, metavar="N", help="of training")
+    add(parser, "--out", "plots", metavar="FOLDER", default=Path("out/pixelcnn"))
     args = parser.parse_args()
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     device = torch.device("cpu")

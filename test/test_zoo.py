@@ -155,7 +155,7 @@ def test_only_and_resume(monkeypatch, tmp_path):
     "arguments, said",
     [
         (["--only", "no such"], "--only must match a member"),
-        (["--limit", "0"], "must be positive"),
+        (["--cpu-limit", "0"], "must be a number above 0, got '0'"),
         (["--json", "no/such/folder/file"], "no folder for"),
     ],
 )

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torch_convfix._process import ENDED, run_limited, tail
+from torch_convfix.commands._options import Formatter, add
 from torch_convfix.verify.workers import Settings, environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,18 +118,21 @@ def _kept(file: Path, chosen: Mapping[str, Collection[str]]) -> dict[str, Member
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the members, keep what is known after each, print the table."""
-    parser = argparse.ArgumentParser(prog="scripts/zoo", description=__doc__)
-    add = parser.add_argument
-    add("--stack", choices=DEVICES, default="torch_xla")
-    add("--only", default="*", metavar="PATTERN", help="members to take, as 'resnet*'")
-    add("--quick", action="store_true", help=f"{len(QUICK)} rows, some minutes")
-    add("--stock", action="store_true", help="with the stack's own kernels in place of ours")
-    add("--json", type=Path, metavar="FILE", help="grows by member; out/zoo/STACK-KERNELS.json")
-    add("--resume", action="store_true", help="run again what was not right in FILE")
-    add("--limit", type=float, default=300.0, metavar="SECONDS", help="of CPU time for one row")
-    add("--memory", type=float, default=8.0, metavar="GIB", help="for one process")
-    add("--jobs", type=int, default=1, help="processes at a time")
-    add("--write", action="store_true", help="only write docs/zoo.md, from the files in out/zoo")
+    parser = argparse.ArgumentParser(
+        prog="scripts/zoo", description=__doc__, formatter_class=Formatter
+    )
+    add(parser, "--stack", default="torch_xla")
+    add(parser, "--only", "members, as 'resnet*'")
+    add(parser, "--quick", f", of {len(QUICK)} rows")
+    add(parser, "--stock")
+    add(parser, "--json", ", which grows by member; by default out/zoo/STACK-KERNELS.json")
+    add(parser, "--resume", ", and run again what was not right")
+    add(parser, "--cpu-limit", "one row", default=300.0)
+    add(parser, "--memory", "one process", default=8.0)
+    add(parser, "--jobs", default=1)
+    parser.add_argument(
+        "--write", action="store_true", help="only write docs/zoo.md, from the files in out/zoo"
+    )
     args = parser.parse_args(argv)
     if args.write:
         return page.write(ROOT / "out/zoo", ROOT / "docs/zoo.md", MEMBERS)
@@ -136,9 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = {name: r for name, r in rows.items() if fnmatchcase(name, args.only)}
     if not chosen:
         print(f"--only must match a member, as 'resnet*' does, got {args.only!r}", file=sys.stderr)
-        return 2
-    if args.limit <= 0 or args.memory <= 0 or args.jobs < 1:
-        print("--limit, --memory and --jobs must be positive", file=sys.stderr)
         return 2
     kernels = "stock" if args.stock else "ours"
     file = args.json or ROOT / f"out/zoo/{args.stack}-{kernels}.json"
@@ -169,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def one(name: str) -> tuple[str, Member, float]:
             start = time.monotonic()
-            made = run_member(name, left[name], DEVICES[args.stack], kernels, args.limit, memory)
+            made = run_member(
+                name, left[name], DEVICES[args.stack], kernels, args.cpu_limit, memory
+            )
             return name, made, time.monotonic() - start
 
         for name, rows, seconds in pool.map(one, todo):

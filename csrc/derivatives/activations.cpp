@@ -2,6 +2,7 @@
 #include <ATen/ops/hardsigmoid_backward_ops.h>
 #include <ATen/ops/hardtanh_backward.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include "derivatives/differentiable.h"
 #include "derivatives/fixes.h"
@@ -42,7 +43,28 @@ at::Tensor& celu_(at::Tensor& self, const at::Scalar& alpha) {
   return self.copy_((celu)(self.clone(), alpha));  // not at::celu, by its argument
 }
 
+// torch_xla takes a weight of one entry a channel alone, and vmap gives one a task too.
+at::Tensor prelu(const at::Tensor& self, const at::Tensor& weight) {
+  return at::where(self > 0, self, weight * self);
+}
+
+std::tuple<at::Tensor, at::Tensor> prelu_backward(
+    const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& weight) {
+  const auto positive = self > 0;
+  return {
+      at::where(positive, grad_output, weight * grad_output),
+      at::where(positive, at::zeros({}, self.options()), self * grad_output)};
+}
+
 }  // namespace
+
+torch::CppFunction make_prelu() {
+  return make_fix<&prelu>();
+}
+
+torch::CppFunction make_prelu_backward() {
+  return make_fix<&prelu_backward>();
+}
 
 torch::CppFunction make_elu_backward() {
   return make_fix<&elu_backward>();

@@ -34,6 +34,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   constexpr auto kReflected =
       "the second derivative, and the grid's gradient where points are reflected";
   constexpr auto kEmpty = "an empty list of dimensions reduces nothing";
+  constexpr auto kWeight = "vmap over the weight is refused";
+  constexpr auto kStatistics = "running statistics stay as they were where it is traced";
   constexpr auto kTotal = "total_weight, by which forward mode divides, is 1";
   static const std::vector<DerivativeFix> none;
   static const auto xla = joined(
@@ -73,6 +75,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
            make_circular_pad},
           {"native_batch_norm_backward", "by running statistics it is refused",
            make_batch_norm_backward_by_running_statistics, c10::DispatchKey::XLA},
+          {"_prelu_kernel", kWeight, make_prelu, c10::DispatchKey::XLA},
+          {"_prelu_kernel_backward", kWeight, make_prelu_backward, c10::DispatchKey::XLA},
           {"avg_pool2d", kDivisor, make_avg_pool2d},
           {"avg_pool3d", kDivisor, make_avg_pool3d},
       },
@@ -85,6 +89,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
           {"celu", "alpha scales the result alone", make_celu},
           {"celu_", "alpha scales the result alone", make_celu_},
           {"embedding", "the second derivative is dropped", make_embedding},
+          {"native_batch_norm", kStatistics, make_batch_norm_that_updates,
+           c10::DispatchKey::PrivateUse1},
           {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
           {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
       },

@@ -17,6 +17,7 @@ MakeFix make_adaptive_max_pool2d_backward;
 // avg_pool.cpp
 MakeFix make_avg_pool1d, make_avg_pool2d, make_avg_pool3d;
 // activations.cpp
+MakeFix make_prelu, make_prelu_backward;
 MakeFix make_elu_backward, make_celu, make_celu_, make_hardsigmoid_backward, make_log_sigmoid_backward;
 // losses.cpp
 MakeFix make_cross_entropy, make_nll_loss, make_unbatched_nll_loss, make_nll_loss_forward,
@@ -26,6 +27,7 @@ MakeFix make_amax, make_amin, make_norm, make_roll;
 // normalization.cpp
 MakeFix make_layer_norm, make_layer_norm_backward, make_group_norm, make_group_norm_backward;
 MakeFix make_batch_norm_with_unbiased_variance;
+MakeFix make_batch_norm_that_updates;
 MakeFix make_layer_norm_backward_under_vmap, make_batch_norm_backward_under_vmap;
 MakeFix make_batch_norm, make_batch_norm_backward, make_batch_norm_backward_by_running_statistics;
 // grid_sample.cpp

@@ -363,4 +363,30 @@ torch::CppFunction make_batch_norm_with_unbiased_variance() {
       });
 }
 
+// Traced, TorchTPU leaves the running statistics as they were.
+torch::CppFunction make_batch_norm_that_updates() {
+  const auto stock =
+      std::make_shared<Stock>("aten::native_batch_norm", "", c10::DispatchKey::PrivateUse1);
+  return torch::CppFunction(
+      [stock](
+          c10::DispatchKeySet keys, const at::Tensor& input, const Optional& weight,
+          const Optional& bias, const Optional& running_mean, const Optional& running_var, bool training,
+          double momentum, double eps) -> Results {
+        if (!training || !defined(running_mean)) {
+          return three(stock->results(
+              keys, {input, weight, bias, running_mean, running_var, training, momentum, eps}));
+        }
+        const Optional none;
+        const auto results =
+            three(stock->results(keys, {input, weight, bias, none, none, training, momentum, eps}));
+        const auto count = static_cast<double>(input.numel() / running_mean->numel());
+        const auto variance = std::get<2>(results).square().reciprocal() - eps;
+        // They are saved for backward, by a version that the update of a batch norm does not count.
+        const auto mean = running_mean->variable_data(), var = running_var->variable_data();
+        mean.mul_(1 - momentum).add_(std::get<1>(results), momentum);
+        var.mul_(1 - momentum).add_(variance, momentum * count / (count - 1));
+        return results;
+      });
+}
+
 }  // namespace torch_convfix

@@ -67,7 +67,7 @@ at::Tensor slice_backward(
     c10::SymIntArrayRef input_sizes,
     int64_t dim,
     c10::SymInt start,
-    c10::SymInt end,
+    c10::SymInt,  // end
     c10::SymInt step) {
   const int64_t own = c10::maybe_wrap_dim(dim, grad_output.dim());
   const int64_t size = input_sizes[own].expect_int(), first = start.expect_int();

@@ -89,6 +89,7 @@ ACTIVATIONS = {
         "silu": F.silu,
         "mish": F.mish,
         "tanh": torch.tanh,
+        "prelu": lambda x: F.prelu(x, x[0].square()),
     }.items()
 }
 CASES = LOSSES | POOLS | CONSTANT | HIDDEN | ACTIVATIONS

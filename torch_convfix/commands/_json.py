@@ -1,22 +1,12 @@
-"""The option `--json FILE` of the commands that write a report."""
+"""What the option `--json FILE` asks for: the report so far, at any time."""
 
-import argparse
 import os
 import sys
 from pathlib import Path
 from typing import TextIO
 
 _STDOUT = Path("-")
-
-
-def add_argument(parser: argparse.ArgumentParser) -> None:
-    """The option itself."""
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the report as JSON, what there is of it every few seconds; - is stdout, at the end",
-    )
+HELP = ", what there is of it every few seconds; - is stdout, at the end"
 
 
 def check(path: Path | None) -> None:

@@ -10,18 +10,15 @@ import torch
 
 from torch_convfix import _target
 from torch_convfix._devices import default_device
+from torch_convfix.commands._options import DEVICES, add
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The target, and the options of `torch_convfix.audit`."""
-    add = parser.add_argument
-    add("target", help=_target.HELP)
-    add("--input", action="append", default=[], metavar="SHAPE[:DTYPE]", help=_target.INPUT_HELP)
-    add("--device", help="as for verify; by default that of the stack that is installed")
-    add("--order", type=int, choices=range(6), default=2, help="highest order")
-    add("--stock", action="store_true", help="with the device's own kernels")
-    add("--dtype", choices=("float64", "float32", "float16", "bfloat16"), help="on the device")
-    add("--tolerance", type=float, help="relative error from which a result is wrong")
+    parser.add_argument("target", help=_target.HELP)
+    for name in ("--input", "--dtype", "--order", "--tolerance", "--stock"):
+        add(parser, name)
+    add(parser, "--device", DEVICES)
 
 
 def main(args: argparse.Namespace) -> int:

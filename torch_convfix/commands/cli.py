@@ -4,6 +4,8 @@ import argparse
 import importlib
 import sys
 
+from torch_convfix.commands._options import Formatter
+
 # Each module has `add_arguments(parser)` and `main(args) -> exit code`; loaded when asked for.
 _COMMANDS = {
     "audit": (
@@ -16,7 +18,13 @@ _COMMANDS = {
     "verify": ("torch_convfix.commands.verify", "which operators' derivatives a device gets wrong"),
 }
 
-_EXIT_CODES = "exit codes: 0 right; 1 wrong, or not compared, or not compiled; 2 cannot start"
+EXIT_CODES = {
+    0: "right",
+    1: "wrong, or not compared, or not compiled",
+    2: "cannot start",
+    130: "interrupted",
+}
+_EPILOG = "exit codes: " + "; ".join(f"{code} {says}" for code, says in EXIT_CODES.items())
 
 
 def parser(*names: str) -> argparse.ArgumentParser:
@@ -24,14 +32,18 @@ def parser(*names: str) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="torch-convfix",
         description="Right and lean derivatives of convolutions: checks, estimates and facts.",
-        epilog=_EXIT_CODES,
+        epilog=_EPILOG,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, says) in _COMMANDS.items():
         if name in names:
             command = importlib.import_module(module)
             sub = commands.add_parser(
-                name, help=says, description=command.__doc__, epilog=_EXIT_CODES
+                name,
+                help=says,
+                description=command.__doc__,
+                epilog=_EPILOG,
+                formatter_class=Formatter,
             )
             command.add_arguments(sub)
             sub.set_defaults(main=command.main)
@@ -51,4 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser(*argv[:1]).parse_args(argv)
     command = args.main
     del args.command, args.main  # what is left are the command's own
-    return command(args)
+    try:
+        return command(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

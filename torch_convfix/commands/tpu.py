@@ -2,38 +2,33 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from torch_convfix import _target
 from torch_convfix.commands import _json
+from torch_convfix.commands._options import COUNT, add
 from torch_convfix.tpu import _chips, _job, _step, report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``torch-convfix tpu``."""
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("target", help=_target.HELP)
-    parser.add_argument(
-        "--input", action="append", default=[], metavar="SHAPE[:DTYPE]", help=_target.INPUT_HELP
+    add(parser, "--input")
+    add(parser, "--topology", f"; several with commas between; known: {', '.join(_chips.CHIPS)}")
+    add(
+        parser, "--stack", ", or JAX, traces it; by default what is installed", choices=_step.STACKS
     )
     parser.add_argument(
-        "--topology",
-        default="v5e",
-        help=f"comma-separated: {', '.join(_chips.CHIPS)}, or the compiler's own, as v5e:2x2",
+        "--grouped", choices=("direct", "merge"), default="direct", help="how grouped layers run"
     )
-    parser.add_argument(
-        "--stack", choices=_step.STACKS, help="what traces it; by default what is installed"
-    )
-    parser.add_argument("--grouped", choices=("direct", "merge"), default="direct")
-    parser.add_argument("--compare", action="store_true", help="set the stack's own kernels beside")
-    _json.add_argument(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with charts")
-    parser.add_argument("--operators", type=int, default=12, help="how many to list")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="for one compilation")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="for one compilation")
+    add(parser, "--compare")
+    add(parser, "--json", _json.HELP)
+    add(parser, "--html")
+    parser.add_argument("--operators", type=COUNT, default=12, metavar="N", help="how many to list")
+    add(parser, "--limit", "one compilation")
+    add(parser, "--memory", "one compilation")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Compare the operators of convolutional nets on a device with float64 on the CPU, at every order.
 
-Interrupted, it leaves in --json FILE what it found, and --resume goes on. Exit code 1 if any number is wrong, any call ends the
-process, or a convolution raises; with --compare, the exit code is that of ours. 2 if it cannot start.
+Interrupted, it leaves in --json FILE what it found, and --resume goes on. Exit code 1 if any number is
+wrong, any call ends the process, or a convolution raises; with --compare, it is that of ours.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torch_convfix._devices import default_device, is_installed
 from torch_convfix.commands import _json
+from torch_convfix.commands._options import DEVICES, add
 
 if TYPE_CHECKING:
     from torch_convfix.verify.report import Report
@@ -24,34 +25,32 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `torch_convfix.verify.run`, and where the report goes."""
-    add = parser.add_argument
-    add("--device", help="xla, cpu, cuda, tpu (traced if there is none) or a backend; by default the installed stack's")  # fmt: skip
-    add("--import", dest="imports", action="append", default=[], metavar="MODULE",
-        help="a module to import first; may be repeated")  # fmt: skip
-    add("--dtype", default="", help="of the inputs, as float32")
-    add("--orders", type=int, default=2, help="highest order; convolutions go one further")
-    add("--cases", type=int, default=40, help="how many random convolutions")
-    add("--seed", type=int, default=0, help="of the random convolutions")
-    add("--tolerance", type=float, help="relative error from which a result is wrong")
-    add(
-        "--only",
-        default="*",
-        metavar="PATTERN",
-        help="operators to take, as 'nn.functional.*pool*'",
+    add(parser, "--device", DEVICES)
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module to import first; may be repeated",
     )
-    add("--all", dest="all_ops", action="store_true", help="all of PyTorch's operator database")
-    add("--jobs", type=int, help="processes at a time")
-    add("--timeout", type=float, default=180.0, help="seconds a case may take")
+    add(parser, "--dtype", default="")
+    add(parser, "--order", "; convolutions go one further")
+    add(parser, "--cases", default=40)
+    add(parser, "--seed")
+    add(parser, "--tolerance")
+    add(parser, "--only", "operators, as 'nn.functional.*pool*'")
+    parser.add_argument(
+        "--all", dest="all_ops", action="store_true", help="all of PyTorch's operator database"
+    )
+    add(parser, "--jobs", "; by default one a CPU, at most 4")
+    add(parser, "--limit", "one case", default=180.0)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--stock", action="store_true", help="with the device's own kernels")
-    which.add_argument("--compare", action="store_true", help="stock beside ours")
-    _json.add_argument(parser)
-    add(
-        "--resume",
-        action="store_true",
-        help="go on from what --json FILE has; without it, begin anew",
-    )
-    add("--html", type=Path, metavar="FILE", help="write the report as a page")
+    add(which, "--stock")
+    add(which, "--compare")
+    add(parser, "--json", _json.HELP)
+    add(parser, "--resume", "; without it, begin anew")
+    add(parser, "--html")
 
 
 def main(args: argparse.Namespace) -> int:

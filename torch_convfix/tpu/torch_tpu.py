@@ -34,12 +34,14 @@ def _trace(
         placeholders = [
             tpu_torch_compile.placeholder(list(t.shape), t.dtype, t.requires_grad) for t in inputs
         ]
+        # Copies, which cost nothing in StableHLO: a placeholder that `fn` writes to is none any more.
+        given = [p.detach().clone().requires_grad_(p.requires_grad) for p in placeholders]
         origins: dict[str, _origin.Origin] = {}
         if locations:
             with _origin.labelled(_label) as origins:
-                outputs = fn(*placeholders)
+                outputs = fn(*given)
         else:
-            outputs = fn(*placeholders)
+            outputs = fn(*given)
         present = [t for t in outputs if isinstance(t, Tensor)]
         module = tpu_torch_compile.build_mlir(present, placeholders)
         text = tpu_torch_compile.serialize_mlir_text(module, enable_debug_info=locations)

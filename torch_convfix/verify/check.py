@@ -18,7 +18,7 @@ def check(
     op: str | Callable[..., Any] | Case,
     *args: Any,
     device: str = "xla",
-    orders: int = 2,
+    order: int = 2,
     stock: bool = False,
     **kwargs: Any,
 ) -> Outcome:
@@ -28,7 +28,7 @@ def check(
         op: a function, its name in torch (``"nn.functional.elu"``), or a case of a sweep.
         args: its arguments, tensors on the CPU; those that require a gradient are differentiated.
         device: as in `run`.
-        orders: the highest order of derivatives; convolutions, by name, go one further.
+        order: the highest order of derivatives; convolutions, by name, go one further.
         stock: run with the device's own kernels in place of ours.
         kwargs: its keyword arguments.
     """
@@ -50,8 +50,8 @@ def check(
         call.must_raise = True
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        highest = orders + (call.reference is not None)
-        stages = all_stages(highest, composed=highest, batched=orders)
+        highest = order + (call.reference is not None)
+        stages = all_stages(highest, composed=highest, batched=order)
         outcome = compare(call, where, stages, dtype)
     _print(outcome)
     return outcome

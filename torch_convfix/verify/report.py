@@ -29,7 +29,7 @@ class Environment:
     where: str
     versions: dict[str, str]
     graph_hash_fault: bool
-    orders: int = 2
+    order: int = 2
     tolerance: float | None = None
 
     @classmethod

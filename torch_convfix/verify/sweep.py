@@ -38,7 +38,7 @@ Answer = TypeVar("Answer")
 Progress = Callable[[int, int, str], None]  # done, of how many, the operator
 
 _DTYPES = [str(dtype).removeprefix("torch.") for dtype in TOLERANCES]
-_TIMEOUT = 180.0  # seconds a case may take
+_LIMIT = 180.0  # seconds a case may take
 _MOST_DEATHS_TO_SHRINK = 4  # each costs a start of the process
 _KEEP_EVERY = 5.0  # seconds
 _SPELLED = ("tensor", "ConvCase", "OpCase", "ModuleCase")  # names that a line may need
@@ -54,14 +54,14 @@ def run(
     cases: int = 40,
     seed: int = 0,
     dtype: str = "",
-    orders: int = 2,
+    order: int = 2,
     stock: bool = False,
     all_ops: bool = False,
     only: str = "*",
     imports: Sequence[str] = (),
     tolerance: float | None = None,
     jobs: int | None = None,
-    timeout: float = _TIMEOUT,
+    limit: float = _LIMIT,
     progress: Progress = lambda done, of, op: None,
     keep: Callable[[Report], None] | None = None,
     resume: Mapping[str, Any] | None = None,
@@ -73,14 +73,14 @@ def run(
         cases: how many random convolutions, drawn by ``seed``, on top of the declared ones.
         dtype: of the inputs on the device, as ``"float32"``. By default float64 where XLA:CPU
             computes, float32 elsewhere.
-        orders: the highest order of derivatives; convolutions go one further.
+        order: the highest order of derivatives; convolutions go one further.
         stock: run with the device's own kernels in place of ours.
         all_ops: take all of PyTorch's operator and module databases, not only what convolutional nets use.
         only: a pattern for the operators' names, as ``"nn.functional.conv*"``.
         imports: modules to import first, for a backend that registers itself.
         tolerance: relative error from which a result is wrong; by default by ``dtype``.
         jobs: processes at a time; by default as many as there are CPUs, at most 4.
-        timeout: seconds a case may take.
+        limit: seconds a case may take.
         progress: called after each case.
         keep: called with the report so far, every few seconds, at the end and where it is interrupted.
         resume: `Report.to_dict` of an earlier sweep, or what JSON made of it: its cases are not run
@@ -91,15 +91,15 @@ def run(
             pattern that no operator has, or an earlier sweep of something else.
     """
     _check_arguments(device, dtype, all_ops, only)
-    for name, value, least in (("cases", cases, 0), ("orders", orders, 0), ("jobs", jobs or 1, 1)):
+    for name, value, least in (("cases", cases, 0), ("order", order, 0), ("jobs", jobs or 1, 1)):
         if value < least:
             raise CannotStart(f"{name} must be at least {least}, got {value}")
-    settings = Settings(device, dtype, orders, stock, tolerance, tuple(imports))
+    settings = Settings(device, dtype, order, stock, tolerance, tuple(imports))
     jobs = jobs or min(os.cpu_count() or 1, 4)
-    with worker(settings, timeout) as first:
+    with worker(settings, limit) as first:
         ready = _start(first, device)
         todo = list(_cases(ready.dtype, cases, seed, all_ops, only))
-        sweep = _Sweep(settings, ready, len(todo), jobs, timeout, keep)
+        sweep = _Sweep(settings, ready, len(todo), jobs, limit, keep)
         if resume:
             sweep.go_on_from(resume, todo)
         try:
@@ -149,11 +149,11 @@ class _Sweep:
         ready: Ready,
         planned: int,
         jobs: int,
-        timeout: float,
+        limit: float,
         keep: Callable[[Report], None] | None,
     ):
         self._settings, self._ready, self._planned, self._keep = settings, ready, planned, keep
-        self._jobs, self._timeout = jobs, timeout
+        self._jobs, self._limit = jobs, limit
         self._environment = Environment.here(settings, ready)
         self._results: dict[Case, Result] = {}
         self._lines: dict[Group, str] = {}
@@ -235,7 +235,7 @@ class _Sweep:
         """``work`` of every item, ``jobs`` at a time, each on a worker of its own."""
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         new = self._jobs - len(started)
-        workers = [*started, *(Worker(self._settings, self._timeout) for _ in range(new))]
+        workers = [*started, *(Worker(self._settings, self._limit) for _ in range(new))]
         for own in workers:
             idle.put(own)
         ended = False
