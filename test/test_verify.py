@@ -229,6 +229,15 @@ def test_what_is_wrong_after_a_write_alone_is_found():
     assert kind_and_fault(case, outcome, False) == (Kind.RAISES, "value after a write")
 
 
+def test_what_is_wrong_by_one_input_alone_is_found():
+    def forgets(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * (y if x.requires_grad else y.detach())
+
+    call = Call(forgets, (tensor(3), tensor(3, seed=1)), reference=lambda x, y: x * y)
+    outcome = compare(call, CPU, all_stages(1, composed=0, batched=1), torch.float64)
+    assert outcome.wrong == {"order 1 of one alone": "input 1 (input 1 alone)"}
+
+
 def test_modules_in_training_and_evaluation_are_compared():
     cases = list(module_cases(torch.float64, only="nn.BatchNorm2d"))
     assert {case.training for case in cases} == {True, False}

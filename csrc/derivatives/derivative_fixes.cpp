@@ -31,8 +31,7 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
   constexpr auto kSlow = "its derivative loops over every output";
   constexpr auto kDivisor = "divisor_override is wrong at the border, and not in the hash";
   constexpr auto kHidden = "forward mode and vmap of the gradient are wrong";
-  constexpr auto kReflected =
-      "the second derivative, and the grid's gradient where points are reflected";
+  constexpr auto kGrid = "the second derivative; the grid's gradient, reflected or without input's";
   constexpr auto kEmpty = "an empty list of dimensions reduces nothing";
   constexpr auto kWeight = "vmap over the weight is refused";
   constexpr auto kStatistics = "running statistics stay as they were where it is traced";
@@ -91,8 +90,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
           {"embedding", "the second derivative is dropped", make_embedding},
           {"native_batch_norm", kStatistics, make_batch_norm_that_updates,
            c10::DispatchKey::PrivateUse1},
-          {"grid_sampler_2d_backward", kReflected, make_unless_reflected_2d},
-          {"grid_sampler_3d_backward", kReflected, make_unless_reflected_3d},
+          {"grid_sampler_2d_backward", kGrid, make_right_for_the_grid_2d},
+          {"grid_sampler_3d_backward", kGrid, make_right_for_the_grid_3d},
       },
       broadcasting_activations<c10::DispatchKey::PrivateUse1>());
   return device == "xla" ? xla : device == "tpu" ? tpu : none;

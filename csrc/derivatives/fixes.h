@@ -33,7 +33,7 @@ MakeFix make_batch_norm, make_batch_norm_backward, make_batch_norm_backward_by_r
 // grid_sample.cpp
 MakeFix make_grid_sampler_2d, make_grid_sampler_2d_backward;
 MakeFix make_grid_sampler_3d, make_grid_sampler_3d_backward;
-MakeFix make_unless_reflected_2d, make_unless_reflected_3d;
+MakeFix make_right_for_the_grid_2d, make_right_for_the_grid_3d;
 // attention.cpp
 MakeFix make_flash_attention_for_cpu, make_flash_attention_for_cpu_backward;
 MakeFix make_overrideable_attention, make_overrideable_attention_backward;

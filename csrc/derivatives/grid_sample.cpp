@@ -263,9 +263,10 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
       output_mask[1] ? sampling.grad_grid(grad_output, input, grid) : none(grid)};
 }
 
-// TorchTPU's gradient of the grid is wrong where points are reflected.
+// TorchTPU's gradient of the grid is wrong where points are reflected, and zero where input's is not
+// asked for with it.
 template <class Op>
-torch::CppFunction make_unless_reflected() {
+torch::CppFunction make_right_for_the_grid() {
   return torch::CppFunction([](c10::DispatchKeySet keys, const at::Tensor& grad_output,
                                const at::Tensor& input, const at::Tensor& grid,
                                int64_t interpolation_mode, int64_t padding_mode, bool align_corners,
@@ -276,18 +277,18 @@ torch::CppFunction make_unless_reflected() {
                      output_mask)
                : Differentiable<Op, &grid_sampler_backward>::call(
                      keys, grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
-                     output_mask);
+                     {output_mask[0] || output_mask[1], output_mask[1]});
   });
 }
 
 }  // namespace
 
-torch::CppFunction make_unless_reflected_2d() {
-  return make_unless_reflected<at::_ops::grid_sampler_2d_backward>();
+torch::CppFunction make_right_for_the_grid_2d() {
+  return make_right_for_the_grid<at::_ops::grid_sampler_2d_backward>();
 }
 
-torch::CppFunction make_unless_reflected_3d() {
-  return make_unless_reflected<at::_ops::grid_sampler_3d_backward>();
+torch::CppFunction make_right_for_the_grid_3d() {
+  return make_right_for_the_grid<at::_ops::grid_sampler_3d_backward>();
 }
 
 torch::CppFunction make_grid_sampler_2d() {

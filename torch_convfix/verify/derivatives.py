@@ -31,6 +31,7 @@ VALUE: Final = "value"
 
 
 AFTER_A_WRITE = " after a write"  # the stage on inputs that were just written in place
+ALONE = " of one alone"  # the stage by each input while no other requires a gradient
 
 
 def order_stage(order: int) -> str:
@@ -40,15 +41,16 @@ def order_stage(order: int) -> str:
 
 def all_stages(highest: int, *, composed: int = 2, batched: int = 2) -> list[str]:
     """The stages up to an order: up to ``composed`` the compositions of forward and reverse mode, and
-    up to ``batched`` those with vmap."""
+    up to ``batched`` those with vmap, and by one input alone."""
     orders = [order_stage(order) for order in range(highest + 1)]
     written = [stage + AFTER_A_WRITE for stage in orders[:3]]
+    alone = [stage + ALONE for stage in orders[1 : min(batched, 2) + 1]]
     words = [
         name
         for name, word in WORDS.items()
         if order_of(word) <= min(highest, batched if "V" in word else composed)
     ]
-    return [*orders, *written, *words]
+    return [*orders, *written, *alone, *words]
 
 
 @dataclass
@@ -133,6 +135,9 @@ def evaluate(
     elif written:
         plain = {stage: stage.removesuffix(AFTER_A_WRITE) for stage in written}
         results.update({s: results[p] for s, p in plain.items() if p in results})
+    alone = [stage for stage in stages if stage.endswith(ALONE)]
+    if alone and len(x) > 1:
+        results.update(_by_each_alone(program, function, variables, alone, draw))
     outputs = {n: y for n, y in value.items() if y.is_floating_point()}
     for stage in stages:
         word = WORDS.get(stage)
@@ -159,6 +164,31 @@ def _written(x: Tensor) -> Tensor:
         view.mul_(2)
     base.mul_(2)
     return view
+
+
+def _by_each_alone(
+    program: Program,
+    function: Callable[..., tuple[Tensor, ...]],
+    variables: Mapping[str, Tensor],
+    stages: Sequence[str],
+    draw: Draw,
+) -> dict[str, Results | Failure]:
+    """A device's kernel may be told which gradients are asked for, and leave out the wrong ones."""
+    results: dict[str, Results | Failure] = {}
+    for name, x in variables.items():
+        others = {n: t.detach() for n, t in variables.items()}
+        own: dict[str, Results | Failure] = {}
+        _take_orders(
+            own, program, lambda t, n=name, o=others: function(*(o | {n: t}).values()),
+            {name: x}, stages, draw, ALONE,
+        )  # fmt: skip
+        for stage in stages:
+            found, before = own.get(stage), results.get(stage, {})
+            if found is None or isinstance(before, Failure):
+                continue
+            named = isinstance(found, dict) and {f"{n} ({name} alone)": t for n, t in found.items()}
+            results[stage] = before | named if named else found
+    return results
 
 
 def _take_orders(
