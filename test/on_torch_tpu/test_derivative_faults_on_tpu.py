@@ -29,6 +29,9 @@ ROWS = {
         "order 2", f"lambda w, i: torch.nn.functional.embedding(i, w), tensor(3, 4), {_LABELS}"
     ),
     "batch_norm": ("value", "statistics, tensor(4, 3, 2), torch.zeros(3).double(), torch.ones(3).double()"),
+    "grid_sample, the grid alone": (
+        "order 1", "'nn.functional.grid_sample', tensor(1, 2, 4, 5).detach(), tensor(1, 3, 3, 2, seed=1)"
+    ),
     "grid_sample": ("order 2", "'nn.functional.grid_sample', tensor(1, 2, 4, 5), tensor(1, 3, 3, 2, seed=1)"),
 }  # fmt: skip
 # Stock is wrong as soon as a point lies beyond the image: at order 1, and in the vmap of the gradient.
