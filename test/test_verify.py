@@ -381,7 +381,7 @@ def test_an_error_in_a_few_characters(error: float, text: str):
     ],
 )
 def test_what_cannot_start_is_refused_in_a_sentence(options, said, capfd):
-    with pytest.raises(SystemExit, match="^2$"):  # as the console script ends, and argparse
+    with pytest.raises(SystemExit, match=r"^2$"):  # as the console script ends, and argparse
         sys.exit(cli.main(["verify", *options]))
     err = capfd.readouterr().err
     assert said in err.splitlines()[-1] and "Traceback" not in err
