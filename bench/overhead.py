@@ -24,6 +24,7 @@ from nets import import_torchvision
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.func import functional_call
 
 import torch_convfix
 
@@ -67,8 +68,15 @@ def convolution(call, groups: int, device: torch.device) -> Step:
 def resnet18(device: torch.device, *shape: int) -> Step:
     net = import_torchvision().models.resnet18().to(device)
     x, labels = torch.rand(shape, device=device), torch.arange(shape[0], device=device)
-    parameters = list(net.parameters())
-    return lambda: torch.autograd.grad(F.cross_entropy(net(x), labels), parameters)
+    parameters, buffers = list(net.parameters()), dict(net.named_buffers())
+
+    def step() -> object:
+        # On copies: running statistics that nobody executes keep every earlier step's graph alive.
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        loss = F.cross_entropy(functional_call(net, copies, (x,)), labels)
+        return torch.autograd.grad(loss, parameters)
+
+    return step
 
 
 def first_order(function: Callable[..., Tensor], *inputs: Tensor) -> Step:

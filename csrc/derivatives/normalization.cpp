@@ -350,15 +350,18 @@ torch::CppFunction make_batch_norm_with_unbiased_variance() {
           c10::DispatchKeySet keys, const at::Tensor& input, const Optional& weight,
           const Optional& bias, const Optional& running_mean, const Optional& running_var, bool training,
           double momentum, double eps) -> Results {
+        const auto numel = input.sym_numel().maybe_as_int();
+        if (!training || !defined(running_var) || !numel || *numel <= running_var->numel()) {
+          return three(stock->results(
+              keys, {input, weight, bias, running_mean, running_var, training, momentum, eps}));
+        }
+        // With b the biased variance of n values: (1 - m) * old + m * b * n / (n - 1), of which stock's
+        // is (1 - m) * old + m * b.
+        const auto n = static_cast<double>(*numel / running_var->numel());
+        const auto old_part = at::mul(*running_var, (momentum - 1) / (n - 1));
         const auto results = three(stock->results(
             keys, {input, weight, bias, running_mean, running_var, training, momentum, eps}));
-        const auto numel = input.sym_numel().maybe_as_int();
-        if (training && defined(running_var) && numel && *numel > running_var->numel()) {
-          const auto count = *numel / running_var->numel();
-          const auto variance = std::get<2>(results).square().reciprocal() - eps;
-          at::_copy_from(
-              *running_var + variance * (momentum / static_cast<double>(count - 1)), *running_var);
-        }
+        at::_copy_from(at::add(old_part, *running_var, n / (n - 1)), *running_var);
         return results;
       });
 }
