@@ -62,7 +62,9 @@ def test_the_faq_has_every_message():
 # them all): one of each stack, for the script's sake.
 @pytest.mark.slow
 # Its output is a signal where the process ends: test_ours_does_not runs those in a process.
-@pytest.mark.parametrize("fault", {f["stack"]: f for f in HERE if "ends" not in f}.values(), ids=identify)
+@pytest.mark.parametrize(
+    "fault", {f["stack"]: f for f in HERE if "ends" not in f}.values(), ids=identify
+)
 def test_stock_shows_it(fault):
     printed, verdict = reports.run(fault, sys.executable)
     assert reports.shows(fault, verdict), f"mended upstream: say so ({verdict})"

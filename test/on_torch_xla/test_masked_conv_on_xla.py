@@ -3,7 +3,7 @@
 import pytest
 import torch
 from device import DEVICE, on_xla
-from test_masked_conv import ALGORITHMS, layers, leak
+from test_masked_leaks import ALGORITHMS, layers, leak
 from torch.nn import functional as F
 
 from torch_convfix.masked.application import masked_conv, masked_conv_transpose
