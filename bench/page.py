@@ -127,7 +127,10 @@ def _wall_times(times: WallTimes) -> str:
     return _markdown(["", "rounds", "stock, ms", "ours, ms", "JAX, ms", "stock / ours"], rows, 1)
 
 
-TEXT = """# Benchmarks
+TEXT = """---
+hide: [toc]
+---
+# Benchmarks
 
 Written by `bench/run`: do not edit. {versions}.
 

@@ -47,7 +47,10 @@ def table(members: Mapping[str, Member], kernels: str) -> Table:
     return made
 
 
-TEXT = """# The zoo
+TEXT = """---
+hide: [toc]
+---
+# The zoo
 
 Written by `scripts/zoo --write`: do not edit.
 
