@@ -153,3 +153,19 @@ def test_the_exit_codes_are_told_by_every_command_and_in_the_documents(capsys):
     assert f"Exit codes of every command: {words}" in readme
     table = (ROOT / "docs/verify-and-audit.md").read_text().split("## Exit codes")[1]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [*cli.EXIT_CODES]
+
+
+def test_who_reads_a_part_gets_no_trace():
+    code = "import sys; from torch_convfix.commands import cli; sys.exit(cli.main(['status']))"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    reader.stdout.close()
+    assert "BrokenPipe" not in reader.stderr.read()
+    assert reader.wait() == 0
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        cli.main(["--version"])
+    assert re.fullmatch(r"torch-convfix \d+\.\d+\.\d+.*\n", capsys.readouterr().out)

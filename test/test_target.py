@@ -46,6 +46,10 @@ def lone():
     return torch.rand(2)
 
 
+def mistaken():
+    raise ValueError("my own mistake")
+
+
 @pytest.mark.parametrize("name", ["with_inputs", "with_a_list"])
 def test_a_function_returns_its_step_and_inputs(name):
     fn, (x,) = _target.resolve(f"{HERE}:{name}", ())
@@ -63,7 +67,10 @@ def test_inputs_by_spec():
     [
         ("loss", (), "target must be module:function or file.py:function, got 'loss'"),
         ("no.py:loss", (), "target must name a file that is there, got 'no.py:loss'"),
+        ("no:loss", (), r"target must name a module or a \.py file that is there, got 'no:loss'"),
         (f"{HERE}:nothing", (), "target must name a function of .*, got '.*:nothing'"),
+        (f"{HERE}:mistaken", (), "mistaken raises ValueError: my own mistake"),
+        (f"{HERE}:lacks_a_module", (), "lacks_a_module raises ModuleNotFoundError: No module named"),
         (f"{HERE}:loss", (), r"loss\(x\) was given 0 inputs: missing a required argument: 'x'"),
         (f"{HERE}:loss", ("2", "2"), r"loss\(x\) was given 2 inputs: too many"),
         (f"{HERE}:lone", (), r"must return \(function, \*inputs\) .*, got Tensor"),
@@ -89,6 +96,7 @@ def test_refusals(target, specs, message):
         ["tpu", f"{HERE}:loss", "--input", "2", "--topology", "v9"],
         ["tpu", "loss"],
         ["tpu", f"{HERE}:loss", "--input", "2,3"],
+        ["tpu", f"{HERE}:loss", "--input", "2", "--html", "/no/such/folder/page.html"],
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, capfd):

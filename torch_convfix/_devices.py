@@ -95,13 +95,17 @@ def enable(
             sizes. By default where the environment's ``XLA_EXPERIMENTAL`` lets torch_xla make such.
 
     Raises:
+        TypeError: for a device that is not a string.
         ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
     """
+    if not isinstance(device, str):
+        raise TypeError(f"device must be a string, as 'xla' or 'cpu', got {device!r}")
     padding = _choice("output_padding", output_padding, _C.OutputPadding)
     _import_stack(device)
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
-    wanted = grouped or os.environ.get("TORCH_CONVFIX_GROUPED") or "direct"
-    merging = _choice("grouped", wanted, _C.Grouped)
+    asked = os.environ.get("TORCH_CONVFIX_GROUPED")
+    source = "the environment's TORCH_CONVFIX_GROUPED" if asked and not grouped else "grouped"
+    merging = _choice(source, grouped or asked or "direct", _C.Grouped)
     if dynamic is None:
         dynamic = device == "xla" and bool(os.environ.get("XLA_EXPERIMENTAL"))
     options = _C.Options(padding, chosen, derivatives, merging, dynamic=dynamic)

@@ -21,13 +21,17 @@ HELP = (
 INPUT_HELP = "32x3x8x8 or 32:int64, once an input, in order"
 
 
+class TargetError(ValueError):
+    """A target that cannot be used, in one sentence."""
+
+
 def check_name(target: str) -> None:
     """Refuse what cannot name a function, before anything is imported."""
     module, _, function = target.rpartition(":")
     if not module or not function:
-        raise ValueError(f"target must be module:function or file.py:function, got {target!r}")
+        raise TargetError(f"target must be module:function or file.py:function, got {target!r}")
     if module.endswith(".py") and not Path(module).is_file():
-        raise ValueError(f"target must name a file that is there, got {target!r}")
+        raise TargetError(f"target must name a file that is there, got {target!r}")
 
 
 def _load(target: str) -> Callable[..., Any]:
@@ -43,10 +47,12 @@ def _load(target: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise TargetError(f"target must name a module or a .py file that is there, got {target!r}")
         module = importlib.import_module(name)
     found = getattr(module, function, None)
     if not callable(found):
-        raise ValueError(f"target must name a function of {name}, got {target!r}")
+        raise TargetError(f"target must name a function of {name}, got {target!r}")
     return found
 
 
@@ -97,7 +103,7 @@ def _in_one_sentence(target: str) -> Iterator[None]:
     """What the target's own code raises, as the error of a name that cannot be used."""
     try:
         yield
-    except (ImportError, ValueError):
+    except TargetError:
         raise
     except Exception as error:
         line = (str(error).strip().splitlines() or [""])[0]

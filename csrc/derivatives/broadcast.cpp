@@ -10,6 +10,7 @@
 #include <ATen/ops/sigmoid_backward_ops.h>
 #include <ATen/ops/softplus_backward_ops.h>
 #include <ATen/ops/softshrink_backward_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
 
 #include <cstring>
@@ -72,7 +73,7 @@ std::vector<DerivativeFix> broadcasting_activations() {
       key, ops::gelu_backward, ops::hardshrink_backward, ops::hardsigmoid_backward,
       ops::hardswish_backward, ops::hardtanh_backward, ops::leaky_relu_backward,
       ops::log_sigmoid_backward, ops::sigmoid_backward, ops::softplus_backward, ops::softshrink_backward,
-      ops::threshold_backward>();
+      ops::tanh_backward, ops::threshold_backward>();
 }
 
 template std::vector<DerivativeFix> broadcasting_activations<c10::DispatchKey::XLA>();

@@ -90,6 +90,8 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
           {"embedding", "the second derivative is dropped", make_embedding},
           {"native_batch_norm", kStatistics, make_batch_norm_that_updates,
            c10::DispatchKey::PrivateUse1},
+          {"_prelu_kernel", kWeight, make_prelu, c10::DispatchKey::PrivateUse1},
+          {"_prelu_kernel_backward", kWeight, make_prelu_backward, c10::DispatchKey::PrivateUse1},
           {"grid_sampler_2d_backward", kGrid, make_right_for_the_grid_2d},
           {"grid_sampler_3d_backward", kGrid, make_right_for_the_grid_3d},
       },

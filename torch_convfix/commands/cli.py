@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import importlib.metadata
+import os
 import sys
 
 from torch_convfix.commands._options import Formatter
@@ -34,6 +36,8 @@ def parser(*names: str) -> argparse.ArgumentParser:
         description="Right and lean derivatives of convolutions: checks, estimates and facts.",
         epilog=_EPILOG,
     )
+    version = f"torch-convfix {importlib.metadata.version('torch-convfix')}"
+    top.add_argument("--version", action="version", version=version)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, says) in _COMMANDS.items():
         if name in names:
@@ -64,7 +68,13 @@ def main(argv: list[str] | None = None) -> int:
     command = args.main
     del args.command, args.main  # what is left are the command's own
     try:
-        return command(args)
+        code = command(args)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever reads has enough; Python's own flush at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

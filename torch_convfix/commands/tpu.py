@@ -42,6 +42,7 @@ def main(args: argparse.Namespace) -> int:
         for text in args.input:
             _target.parse_input(text)
         _json.check(args.json)
+        _json.check(args.html)
     except (ImportError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -89,8 +89,11 @@ def _main(job_text: str, path: str) -> int:
         ).to_dict()
     except (_compiler.CompileError, ImportError, ValueError) as error:
         result = asdict(job.failure(str(error)))
-    except Exception:
-        result = asdict(job.failure(traceback.format_exc()))
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{job.step} raises {type(error).__name__}: {line} ({at.filename}:{at.lineno})"
+        result = asdict(job.failure(reason))
     partial = Path(f"{path}.partial")
     partial.write_text(json.dumps(result))
     partial.rename(path)

@@ -92,7 +92,7 @@ class AuditReport:
         ]
         if self.outcome.skipped == "random" and self.random:
             lines.append(
-                f"not compared: random, by {self.random}: call eval(), or give what is drawn as an input"
+                f"not compared: random, by {self.random}: give what is drawn as an input (of dropout: call eval())"
             )
         elif self.outcome.skipped:
             lines.append(f"not compared: {self.outcome.skipped}")
