@@ -166,6 +166,6 @@ def test_who_reads_a_part_gets_no_trace():
 
 
 def test_the_version(capsys):
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         cli.main(["--version"])
     assert re.fullmatch(r"torch-convfix \d+\.\d+\.\d+.*\n", capsys.readouterr().out)

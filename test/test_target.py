@@ -70,7 +70,11 @@ def test_inputs_by_spec():
         ("no:loss", (), r"target must name a module or a \.py file that is there, got 'no:loss'"),
         (f"{HERE}:nothing", (), "target must name a function of .*, got '.*:nothing'"),
         (f"{HERE}:mistaken", (), "mistaken raises ValueError: my own mistake"),
-        (f"{HERE}:lacks_a_module", (), "lacks_a_module raises ModuleNotFoundError: No module named"),
+        (
+            f"{HERE}:lacks_a_module",
+            (),
+            "lacks_a_module raises ModuleNotFoundError: No module named",
+        ),
         (f"{HERE}:loss", (), r"loss\(x\) was given 0 inputs: missing a required argument: 'x'"),
         (f"{HERE}:loss", ("2", "2"), r"loss\(x\) was given 2 inputs: too many"),
         (f"{HERE}:lone", (), r"must return \(function, \*inputs\) .*, got Tensor"),

@@ -48,7 +48,9 @@ def _load(target: str) -> Callable[..., Any]:
     else:
         sys.path.insert(0, os.getcwd())
         if importlib.util.find_spec(name.partition(".")[0]) is None:
-            raise TargetError(f"target must name a module or a .py file that is there, got {target!r}")
+            raise TargetError(
+                f"target must name a module or a .py file that is there, got {target!r}"
+            )
         module = importlib.import_module(name)
     found = getattr(module, function, None)
     if not callable(found):
