@@ -6,10 +6,14 @@
 #include <ATen/ops/inverse_native.h>
 #include <ATen/ops/kl_div_native.h>
 #include <ATen/ops/logdet_native.h>
-#include <ATen/ops/qr_native.h>
 #include <ATen/ops/selu_native.h>
 #include <ATen/ops/std_native.h>
 #include <ATen/ops/svd_native.h>
+// Later versions of torch have no torch.qr.
+#if __has_include(<ATen/ops/qr_native.h>)
+#include <ATen/ops/qr_native.h>
+#define TORCH_CONVFIX_HAS_QR
+#endif
 
 #include "derivatives/fixes.h"
 
@@ -52,7 +56,9 @@ const std::vector<DerivativeFix>& derivative_fixes(const std::string& device) {
           {"cross", kHidden, make_fix<&at::native::cross>},
           {"inverse", kHidden, make_fix<&at::native::inverse>},
           {"logdet", kHidden, make_fix<&at::native::logdet>},
+#ifdef TORCH_CONVFIX_HAS_QR
           {"qr", kHidden, make_fix<&at::native::qr>},
+#endif
           {"svd", kHidden, make_fix<&at::native::svd>},
           {"kl_div", kHidden, make_fix<&at::native::kl_div>},
           {"std", kHidden, make_fix<static_cast<Std*>(&at::native::std)>},
