@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import library, nn
 
 
 @cache
@@ -20,7 +20,7 @@ def import_torchvision() -> Any:
         torch.ops.load_library(Path(package.origin).with_name("_C.so"))
     except OSError:
         for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+            library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
     return importlib.import_module("torchvision")
 
 

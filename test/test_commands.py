@@ -142,6 +142,11 @@ def test_right_is_0_wrong_is_1_and_what_cannot_start_2(name, code):
     assert cli.main(["audit", target, "--input", "3", "--device", "cpu"]) == code
 
 
+def test_a_step_that_cannot_be_traced_for_a_tpu_is_2(capfd):
+    assert cli.main(["tpu", f"{Path(__file__)}:no_such", "--input", "3"]) == 2
+    assert "must name a function" in capfd.readouterr().out
+
+
 def test_the_exit_codes_are_told_by_every_command_and_in_the_documents(capsys):
     for arguments in ([], ["audit"], ["completion"], ["status"], ["tpu"], ["verify"]):
         with pytest.raises(SystemExit) as ended:

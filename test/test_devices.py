@@ -48,6 +48,12 @@ def test_enable_and_disable_are_idempotent(cpu_disabled):
     assert kernels(DOUBLE_BACKWARD) == before
 
 
+def test_groups_are_merged_on_xla_alone(cpu_disabled):
+    with pytest.raises(ValueError, match=r"grouped='merge' is of the device xla, got .* 'cpu'"):
+        torch_convfix.enable("cpu", grouped="merge")
+    assert not torch_convfix.is_enabled("cpu")
+
+
 def test_contexts_restore_what_was_before(cpu_disabled):
     with torch_convfix.enabled("cpu"):
         assert torch_convfix.is_enabled("cpu")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
@@ -41,7 +41,7 @@ def _weight(w: Tensor, fault: str, groups: int) -> Tensor:
 
 
 def _forward(fault: str) -> Callable[..., Tensor]:
-    right = torch.library.get_kernel("aten::convolution", "CPU")
+    right = library.get_kernel("aten::convolution", "CPU")
 
     def convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
         rest = (stride, padding, dilation, transposed, output_padding, groups)
@@ -54,7 +54,7 @@ def _forward(fault: str) -> Callable[..., Tensor]:
 
 
 def _backward(which: str, fault: str) -> Callable[..., tuple[Tensor | None, ...]]:
-    right = torch.library.get_kernel("aten::convolution_backward", "CPU")
+    right = library.get_kernel("aten::convolution_backward", "CPU")
 
     def convolution_backward(
         g, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
@@ -116,17 +116,17 @@ MUTATIONS = {
 def registered(name: str) -> Iterator[None]:
     """The device's kernels with one mutation."""
     which, fault = MUTATIONS[name]
-    library = torch.library.Library("aten", "IMPL")
+    kernels = library.Library("aten", "IMPL")
     if which == "F":
-        library.impl("convolution", _forward(fault), "CPU")
+        kernels.impl("convolution", _forward(fault), "CPU")
     elif which == "double backward":
-        library.impl("_convolution_double_backward", _double_backward(fault), "AutogradCPU")
+        kernels.impl("_convolution_double_backward", _double_backward(fault), "AutogradCPU")
     else:
-        library.impl("convolution_backward", _backward(which, fault), "CPU")
+        kernels.impl("convolution_backward", _backward(which, fault), "CPU")
     try:
         yield
     finally:
-        library._destroy()
+        kernels._destroy()
 
 
 @contextmanager
@@ -140,12 +140,12 @@ def wrong_after_a_write() -> Iterator[None]:
         wrong = x.dtype == torch.float32 and x._version
         return y + (y - y.detach()) / 2 if wrong else y
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("max_pool2d", max_pool2d, "AutogradCPU")
+    kernels = library.Library("aten", "IMPL")
+    kernels.impl("max_pool2d", max_pool2d, "AutogradCPU")
     try:
         yield
     finally:
-        library._destroy()
+        kernels._destroy()
 
 
 if "CONVFIX_MUTATION" in os.environ:

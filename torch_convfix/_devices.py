@@ -104,6 +104,8 @@ def enable(
     _import_stack(device)
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
     asked = os.environ.get("TORCH_CONVFIX_GROUPED")
+    if grouped == "merge" and device != "xla":
+        raise ValueError(f"grouped='merge' is of the device xla, got the device {device!r}")
     source = "the environment's TORCH_CONVFIX_GROUPED" if asked and not grouped else "grouped"
     merging = _choice(source, grouped or asked or "direct", _C.Grouped)
     if dynamic is None:

@@ -21,17 +21,13 @@ HELP = (
 INPUT_HELP = "32x3x8x8 or 32:int64, once an input, in order"
 
 
-class TargetError(ValueError):
-    """A target that cannot be used, in one sentence."""
-
-
 def check_name(target: str) -> None:
     """Refuse what cannot name a function, before anything is imported."""
     module, _, function = target.rpartition(":")
     if not module or not function:
-        raise TargetError(f"target must be module:function or file.py:function, got {target!r}")
+        raise ValueError(f"target must be module:function or file.py:function, got {target!r}")
     if module.endswith(".py") and not Path(module).is_file():
-        raise TargetError(f"target must name a file that is there, got {target!r}")
+        raise ValueError(f"target must name a file that is there, got {target!r}")
 
 
 def _load(target: str) -> Callable[..., Any]:
@@ -44,17 +40,19 @@ def _load(target: str) -> Callable[..., Any]:
         # As `python file.py` does: a script imports its neighbours.
         sys.path.insert(0, str(Path(name).resolve().parent))
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with _in_one_sentence(target):
+            spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())
         if importlib.util.find_spec(name.partition(".")[0]) is None:
-            raise TargetError(
+            raise ValueError(
                 f"target must name a module or a .py file that is there, got {target!r}"
             )
-        module = importlib.import_module(name)
+        with _in_one_sentence(target):
+            module = importlib.import_module(name)
     found = getattr(module, function, None)
     if not callable(found):
-        raise TargetError(f"target must name a function of {name}, got {target!r}")
+        raise ValueError(f"target must name a function of {name}, got {target!r}")
     return found
 
 
@@ -80,8 +78,7 @@ def parse_input(text: str) -> Tensor:
 def resolve(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function that ``target`` names, or that the function it names returns, and its inputs."""
     inputs = tuple(map(parse_input, specs))
-    with _in_one_sentence(target):
-        function = _load(target)
+    function = _load(target)
     _check_call(target, function, inputs)
     if specs:
         return function, inputs
@@ -105,11 +102,14 @@ def _in_one_sentence(target: str) -> Iterator[None]:
     """What the target's own code raises, as the error of a name that cannot be used."""
     try:
         yield
-    except TargetError:
-        raise
     except Exception as error:
-        line = (str(error).strip().splitlines() or [""])[0]
-        raise ValueError(f"{target} raises {type(error).__name__}: {line}") from error
+        raise ValueError(sentence(target, error)) from error
+
+
+def sentence(target: str, error: Exception) -> str:
+    """What the target's own code raised."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return f"{target} raises {type(error).__name__}: {line}"
 
 
 def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:

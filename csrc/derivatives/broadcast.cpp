@@ -69,11 +69,15 @@ std::vector<DerivativeFix> fixes() {
 template <c10::DispatchKey key>
 std::vector<DerivativeFix> broadcasting_activations() {
   namespace ops = at::_ops;
-  return fixes<
+  auto all = fixes<
       key, ops::gelu_backward, ops::hardshrink_backward, ops::hardsigmoid_backward,
       ops::hardswish_backward, ops::hardtanh_backward, ops::leaky_relu_backward,
       ops::log_sigmoid_backward, ops::sigmoid_backward, ops::softplus_backward, ops::softshrink_backward,
-      ops::tanh_backward, ops::threshold_backward>();
+      ops::threshold_backward>();
+  if constexpr (key == c10::DispatchKey::PrivateUse1) {  // torch_xla's broadcasts
+    all.push_back(fixes<key, ops::tanh_backward>().front());
+  }
+  return all;
 }
 
 template std::vector<DerivativeFix> broadcasting_activations<c10::DispatchKey::XLA>();

@@ -351,17 +351,16 @@ torch::CppFunction make_batch_norm_with_unbiased_variance() {
           const Optional& bias, const Optional& running_mean, const Optional& running_var, bool training,
           double momentum, double eps) -> Results {
         const auto numel = input.sym_numel().maybe_as_int();
-        if (!training || !defined(running_var) || !numel || *numel <= running_var->numel()) {
-          return three(stock->results(
-              keys, {input, weight, bias, running_mean, running_var, training, momentum, eps}));
-        }
+        const bool moves = training && defined(running_var) && numel && *numel > running_var->numel();
         // With b the biased variance of n values: (1 - m) * old + m * b * n / (n - 1), of which stock's
         // is (1 - m) * old + m * b.
-        const auto n = static_cast<double>(*numel / running_var->numel());
-        const auto old_part = at::mul(*running_var, (momentum - 1) / (n - 1));
+        const auto n = moves ? static_cast<double>(*numel / running_var->numel()) : 0;
+        const auto old_part = moves ? at::mul(*running_var, (momentum - 1) / (n - 1)) : at::Tensor();
         const auto results = three(stock->results(
             keys, {input, weight, bias, running_mean, running_var, training, momentum, eps}));
-        at::_copy_from(at::add(old_part, *running_var, n / (n - 1)), *running_var);
+        if (moves) {
+          at::_copy_from(at::add(old_part, *running_var, n / (n - 1)), *running_var);
+        }
         return results;
       });
 }

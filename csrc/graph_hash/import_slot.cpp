@@ -13,7 +13,7 @@ namespace torch_convfix {
 namespace {
 
 struct Search {
-  const char* library;
+  const char* file;
   std::string_view function;
   void** address = nullptr;
   bool read_only = false;
@@ -71,7 +71,7 @@ struct Imports {
 
 int search_library(dl_phdr_info* info, size_t, void* data) {
   auto& search = *static_cast<Search*>(data);
-  if (std::strstr(info->dlpi_name, search.library) == nullptr) {
+  if (std::strstr(info->dlpi_name, search.file) == nullptr) {
     return 0;
   }
   const ElfW(Phdr)* relro = nullptr;

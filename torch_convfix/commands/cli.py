@@ -2,10 +2,10 @@
 
 import argparse
 import importlib
-import importlib.metadata
 import os
 import sys
 
+from torch_convfix import __version__
 from torch_convfix.commands._options import Formatter
 
 # Each module has `add_arguments(parser)` and `main(args) -> exit code`; loaded when asked for.
@@ -36,8 +36,7 @@ def parser(*names: str) -> argparse.ArgumentParser:
         description="Right and lean derivatives of convolutions: checks, estimates and facts.",
         epilog=_EPILOG,
     )
-    version = f"torch-convfix {importlib.metadata.version('torch-convfix')}"
-    top.add_argument("--version", action="version", version=version)
+    top.add_argument("--version", action="version", version=f"torch-convfix {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, says) in _COMMANDS.items():
         if name in names:

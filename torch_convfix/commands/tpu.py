@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compile, print, write; 1 where anything did not compile."""
+    """Compile, print, write; 1 where anything did not compile, 2 where the target is no step."""
     try:
         # What needs no compiler is refused before one starts.
         stack = args.stack or _step.default_stack()
@@ -67,4 +67,5 @@ def main(args: argparse.Namespace) -> int:
     Console(file=_json.other(args.json)).print(report.render(results, args.operators))
     if args.html:
         args.html.write_text(report.to_html(results))
-    return int(any(isinstance(r, report.Failure) for r in results))
+    failures = [r for r in results if isinstance(r, report.Failure)]
+    return 2 if any(not f.usable for f in failures) else int(bool(failures))

@@ -34,9 +34,9 @@ class Job:
         """What reports call it."""
         return self.step.rpartition(":")[2]
 
-    def failure(self, reason: str) -> Failure:
+    def failure(self, reason: str, *, usable: bool = True) -> Failure:
         """That this job failed."""
-        return Failure(self.name, self.stack, self.kernels, self.topology, reason)
+        return Failure(self.name, self.stack, self.kernels, self.topology, reason, usable)
 
 
 def result_of(values: Mapping[str, Any]) -> Report | Failure:
@@ -74,12 +74,23 @@ def run(
 def _main(job_text: str, path: str) -> int:
     values = json.loads(job_text)
     job = Job(**{**values, "inputs": tuple(values["inputs"])})
+    partial = Path(f"{path}.partial")
+    partial.write_text(json.dumps(_result(job)))
+    partial.rename(path)
+    return 0
+
+
+def _result(job: Job) -> dict[str, Any]:
+    """The report's dictionary, or the failure's."""
     from torch_convfix import _target
     from torch_convfix.tpu import _compiler, _step
 
     try:
         fn, inputs = _target.resolve(job.step, job.inputs)
-        result = _step.compile(
+    except (ImportError, ValueError) as error:
+        return asdict(job.failure(str(error), usable=False))
+    try:
+        return _step.compile(
             fn,
             *inputs,
             topology=job.topology,
@@ -88,16 +99,11 @@ def _main(job_text: str, path: str) -> int:
             name=job.name,
         ).to_dict()
     except (_compiler.CompileError, ImportError, ValueError) as error:
-        result = asdict(job.failure(str(error)))
+        return asdict(job.failure(str(error)))
     except Exception as error:
-        line = (str(error).strip().splitlines() or [""])[0]
         at = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{job.step} raises {type(error).__name__}: {line} ({at.filename}:{at.lineno})"
-        result = asdict(job.failure(reason))
-    partial = Path(f"{path}.partial")
-    partial.write_text(json.dumps(result))
-    partial.rename(path)
-    return 0
+        reason = f"{_target.sentence(job.step, error)} ({at.filename}:{at.lineno})"
+        return asdict(job.failure(reason))
 
 
 if __name__ == "__main__":

@@ -94,13 +94,17 @@ class Report(Costs):
 
 @dataclass(frozen=True)
 class Failure:
-    """A step that did not compile: why, in the compiler's words where it is the compiler's."""
+    """A step that did not compile: why, in the compiler's words where it is the compiler's.
+
+    ``usable`` is false where the target is no step: nothing was traced.
+    """
 
     name: str
     stack: str
     kernels: str
     topology: str
     reason: str
+    usable: bool = True
 
 
 def make_report(
