@@ -15,6 +15,7 @@ __path__.append(extension_folder())  # first: or refuses a foreign torch
 from torch_convfix import functional as functional
 from torch_convfix import nn as nn
 from torch_convfix import reference as reference
+from torch_convfix._checkpoint import checkpoint
 from torch_convfix._devices import (
     Compilation,
     Registration,
@@ -35,6 +36,7 @@ __all__ = [
     "Registration",
     "Status",
     "audit",
+    "checkpoint",
     "disable",
     "disabled",
     "enable",

@@ -124,9 +124,12 @@ def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]
 
 
 def as_function(
-    fn: Callable[..., Any], inputs: Sequence[Any]
+    fn: Callable[..., Any], inputs: Sequence[Any], *, copies: bool = True
 ) -> tuple[Callable[[Sequence[Any]], Any], list[Tensor]]:
-    """``fn(*inputs)`` as a function of tensors alone, and those: modules' parameters and buffers first."""
+    """``fn(*inputs)`` as a function of tensors alone, and those: modules' parameters and buffers first.
+
+    It writes to copies of the buffers, unless ``copies`` is false.
+    """
     parts, spec = pytree.tree_flatten((fn, list(inputs)))
     modules = [part for part in parts if isinstance(part, nn.Module)]
     owned = {id(t): t for m in modules for t in (*m.parameters(), *m.buffers())}
@@ -135,7 +138,8 @@ def as_function(
         given = iter(tensors)
         # A buffer may be written to, and what was given must stay.
         of = {
-            key: next(given) if t.requires_grad else next(given).clone() for key, t in owned.items()
+            key: next(given).clone() if copies and not t.requires_grad else next(given)
+            for key, t in owned.items()
         }
         bound: dict[int, nn.Module] = {}
         leaves = [
