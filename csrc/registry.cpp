@@ -184,6 +184,7 @@ std::unique_ptr<Kernels> make_meta_kernels() {
 
 void enable(const std::string& device, const Options& options) {
   const std::lock_guard<std::mutex> lock(mutex);
+  autograd_key(device);  // refuses an unknown device
   const auto old = enabled().find(device);
   if (old != enabled().end()) {
     if (old->second->options() == options) {

@@ -23,7 +23,7 @@ from audited import (
 )
 from torch import nn
 
-from torch_convfix._target import as_function
+from torch_convfix._as_function import as_function
 from torch_convfix.verify.audit import audit
 from torch_convfix.verify.calls import Recorder
 from torch_convfix.verify.cut import first_wrong

@@ -136,6 +136,47 @@ def wrong(x):
     return _HalfTheGradient.apply(x).sum()
 
 
+_NET = torch.nn.Linear(3, 3)
+
+
+def closes_over(x):
+    return _NET(x).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--input", "1000000x1000000x1000"], "input must fit into memory, got '1000000x"),
+        (["--input", "10000000000000000x1000000x1000"], "input must fit into memory"),
+        (["--input", "3", "--json", "{folder}"], "is a folder"),
+        (["--input", "3", "--json", "/proc/no.json"], "/proc/no.json cannot be written: "),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(arguments, said, capsys, tmp_path):
+    arguments = [a.format(folder=tmp_path) for a in arguments]
+    name = "tpu" if "--json" in arguments else "audit"
+    assert cli.main([name, f"{Path(__file__)}:right", *arguments]) == 2
+    told = capsys.readouterr()
+    (line,) = (told.out + told.err).splitlines()
+    assert said in line
+
+
+def test_a_target_that_exits_is_told_in_one_line(capsys, tmp_path):
+    file = tmp_path / "target.py"
+    file.write_text("import sys\nsys.exit('no configuration')\n")
+    assert cli.main(["audit", f"{file}:loss", "--input", "3", "--device", "cpu"]) == 2
+    told = capsys.readouterr()
+    assert told.out + told.err == f"{file}:loss raises SystemExit: no configuration\n"
+
+
+def test_what_a_target_closes_over_is_asked_for_as_an_input(capsys):
+    target = f"{Path(__file__)}:closes_over"
+    cli.main(["audit", target, "--input", "2x3", "--device", "cpu"])
+    assert "closes over keeps its dtype and its device: give such as inputs" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 @pytest.mark.parametrize(("name", "code"), [("right", 0), ("wrong", 1), ("no_such", 2)])
 def test_right_is_0_wrong_is_1_and_what_cannot_start_2(name, code):
     target = f"{Path(__file__)}:{name}"

@@ -88,11 +88,31 @@ def test_status(cpu_disabled):
             {"device": "cpu", "hardware": "gpu"},
             "hardware must be one of cpu, tpu, other, got 'gpu'",
         ),
+        ({"device": "meta"}, "device must be xla, cpu, cuda, tpu or .*got meta"),
+        ({"device": "cpu", "output_padding": ["pad"]}, r"output_padding must be .*got \['pad'\]"),
     ],
 )
 def test_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         torch_convfix.enable(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: torch_convfix.enable(None), "device must be a string.*got None"),
+        (lambda: torch_convfix.disable(None), "device must be a string.*got None"),
+        (lambda: torch_convfix.is_enabled(torch.device("cpu")), "device must be a string"),
+        (
+            lambda: torch_convfix.enable("cpu", derivatives="no"),
+            "derivatives must be True or False",
+        ),
+        (lambda: torch_convfix.enable("cpu", dynamic=1), "dynamic must be True or False, got 1"),
+    ],
+)
+def test_refuses_other_types(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 def test_refuses_a_stack_that_is_not_installed(monkeypatch):

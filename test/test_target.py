@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from torch_convfix import _target, tpu
+from torch_convfix._as_function import as_function
 from torch_convfix.commands import cli
 from torch_convfix.verify.audit import audit
 from torch_convfix.verify.compare import compare, worst_error
@@ -129,7 +130,7 @@ def inner_step(net, x):
 
 def test_a_module_is_a_function_of_its_parameters():
     net, x = Tied().double(), torch.rand(2, 3, dtype=torch.float64)
-    function, (*state, given) = _target.as_function(inner_step, [net, x])
+    function, (*state, given) = as_function(inner_step, [net, x])
     named = dict(net.named_parameters())
     assert given is x
     assert list(map(id, state)) == list(map(id, named.values()))
@@ -176,7 +177,7 @@ def test_what_a_step_reaches_of_its_module(fn, net):
     parts = list(net.values()) if isinstance(net, dict) else [net]
     parameters = [p for part in parts for p in part.parameters()]
     x = torch.rand(4, 3)
-    function, states = _target.as_function(fn, [net, x])
+    function, states = as_function(fn, [net, x])
     before = [t.clone() for part in parts for t in part.buffers()]
     got = function(states)
     torch.testing.assert_close([t for part in parts for t in part.buffers()], before)

@@ -27,9 +27,19 @@ _STACKS = {"xla": "torch_xla", "tpu": "torch_tpu"}
 
 
 def _choice(name: str, value: str, enum: type[_E]) -> _E:
-    if value not in enum.__members__:
+    if not isinstance(value, str) or value not in enum.__members__:
         raise ValueError(f"{name} must be one of {', '.join(enum.__members__)}, got {value!r}")
     return enum.__members__[value]
+
+
+def _check_device(device: str) -> None:
+    if not isinstance(device, str):
+        raise TypeError(f"device must be a string, as 'xla' or 'cpu', got {device!r}")
+
+
+def _check_bool(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def is_installed(module: str) -> bool:
@@ -95,11 +105,11 @@ def enable(
             sizes. By default where the environment's ``XLA_EXPERIMENTAL`` lets torch_xla make such.
 
     Raises:
-        TypeError: for a device that is not a string.
+        TypeError: for a device that is not a string, or a switch that is not a bool.
         ValueError: for an unknown device, one whose stack is not installed, or an unknown option.
     """
-    if not isinstance(device, str):
-        raise TypeError(f"device must be a string, as 'xla' or 'cpu', got {device!r}")
+    _check_device(device)
+    _check_bool("derivatives", derivatives)
     padding = _choice("output_padding", output_padding, _C.OutputPadding)
     _import_stack(device)
     chosen = _choice("hardware", hardware or _hardware(device), _C.Hardware)
@@ -110,6 +120,7 @@ def enable(
     merging = _choice(source, grouped or asked or "direct", _C.Grouped)
     if dynamic is None:
         dynamic = device == "xla" and bool(os.environ.get("XLA_EXPERIMENTAL"))
+    _check_bool("dynamic", dynamic)
     options = _C.Options(padding, chosen, derivatives, merging, dynamic=dynamic)
     _C.enable(device, options)
     if device == "xla" and not any(r[1] == _GRAPH_HASH for r in _C.registrations()):
@@ -122,16 +133,19 @@ def enable(
 
 def disable(device: str = "xla") -> None:
     """Give the device its own kernels back. Idempotent."""
+    _check_device(device)
     _C.disable(device)
 
 
 def is_enabled(device: str = "xla") -> bool:
     """Whether the device has our kernels."""
+    _check_device(device)
     return _C.enabled_options(device) is not None
 
 
 @contextlib.contextmanager
 def _restored(device: str) -> Iterator[None]:
+    _check_device(device)
     before = _C.enabled_options(device)
     try:
         yield

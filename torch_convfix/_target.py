@@ -1,4 +1,4 @@
-"""What a command is pointed at: a function by name, its inputs, and modules as functions of tensors."""
+"""What a command is pointed at: a function by name, and its inputs."""
 
 import contextlib
 import importlib
@@ -6,13 +6,12 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
 HELP = (
     "module:function or file.py:function. With --input a function of these inputs; without, a function "
@@ -70,9 +69,12 @@ def parse_input(text: str) -> Tensor:
             "input must be sizes joined by x and a dtype of torch's, like 32x3x8x8 or 32:int64, got "
             f"{text!r}"
         )
-    if not dtype.is_floating_point:
-        return torch.zeros(sizes, dtype=dtype)
-    return torch.randn(sizes).to(dtype).requires_grad_()
+    try:
+        if not dtype.is_floating_point:
+            return torch.zeros(sizes, dtype=dtype)
+        return torch.randn(sizes).to(dtype).requires_grad_()
+    except RuntimeError as error:  # the allocator's, or that of sizes beyond 64 bits
+        raise ValueError(f"input must fit into memory, got {text!r}") from error
 
 
 def resolve(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -102,11 +104,11 @@ def _in_one_sentence(target: str) -> Iterator[None]:
     """What the target's own code raises, as the error of a name that cannot be used."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(sentence(target, error)) from error
 
 
-def sentence(target: str, error: Exception) -> str:
+def sentence(target: str, error: BaseException) -> str:
     """What the target's own code raised."""
     line = (str(error).strip().splitlines() or [""])[0]
     return f"{target} raises {type(error).__name__}: {line}"
@@ -121,49 +123,3 @@ def _check_call(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]
         signature.bind(*inputs)
     except TypeError as error:
         raise ValueError(f"{name}{signature} was given {len(inputs)} inputs: {error}") from error
-
-
-def as_function(
-    fn: Callable[..., Any], inputs: Sequence[Any], *, copies: bool = True
-) -> tuple[Callable[[Sequence[Any]], Any], list[Tensor]]:
-    """``fn(*inputs)`` as a function of tensors alone, and those: modules' parameters and buffers first.
-
-    It writes to copies of the buffers, unless ``copies`` is false.
-    """
-    parts, spec = pytree.tree_flatten((fn, list(inputs)))
-    modules = [part for part in parts if isinstance(part, nn.Module)]
-    owned = {id(t): t for m in modules for t in (*m.parameters(), *m.buffers())}
-
-    def function(tensors: Sequence[Any]) -> Any:
-        given = iter(tensors)
-        # A buffer may be written to, and what was given must stay.
-        of = {
-            key: next(given).clone() if copies and not t.requires_grad else next(given)
-            for key, t in owned.items()
-        }
-        bound: dict[int, nn.Module] = {}
-        leaves = [
-            _bind(part, of, bound)
-            if isinstance(part, nn.Module)
-            else next(given)
-            if isinstance(part, Tensor)
-            else part
-            for part in parts
-        ]
-        fn, args = pytree.tree_unflatten(leaves, spec)
-        return fn(*args)
-
-    return function, [*owned.values(), *(part for part in parts if isinstance(part, Tensor))]
-
-
-def _bind(module: nn.Module, of: Mapping[int, Tensor], bound: dict[int, nn.Module]) -> nn.Module:
-    """A copy of the module with another tensor for each of its own, by their ids, and so within."""
-    if id(module) not in bound:
-        # Not by copy.copy: a parametrized module refuses it.
-        own = bound[id(module)] = module.__new__(type(module))
-        own.__dict__ = dict(module.__dict__)
-        own._modules = {n: m and _bind(m, of, bound) for n, m in module._modules.items()}
-        for name in ("_parameters", "_buffers"):
-            tensors = getattr(module, name).items()
-            setattr(own, name, {n: t if t is None else of[id(t)] for n, t in tensors})
-    return bound[id(module)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_convfix import _devices
-from torch_convfix._target import as_function
+from torch_convfix._as_function import as_function
 from torch_convfix.verify.compare import TOLERANCES, worst_error
 from torch_convfix.verify.derivatives import Failure
 from torch_convfix.verify.devices import Device, get_device, kernels

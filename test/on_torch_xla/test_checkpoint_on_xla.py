@@ -8,7 +8,7 @@ import pytest
 import torch
 from device import DEVICE, on_xla
 from support import worst_error
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -116,3 +116,21 @@ def temporaries(apply, order: int) -> int:
 def test_less_memory_of_a_tpu(order: int):
     most = 0.7 * temporaries(checkpointed.plain, order)
     assert temporaries(torch_convfix.checkpoint, order) < most
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_at_second_order(training: bool):
+    """A barrier must not make statistics differentiable, which batch norm refuses."""
+
+    def results(apply, device: torch.device) -> Sequence[Tensor]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.SiLU())
+        module.double().train(training).to(device)
+        x = torch.randn(4, 2, 5, 5, dtype=torch.float64).to(device).requires_grad_()
+        (g,) = torch.autograd.grad(apply(module, x).square().sum(), x, create_graph=True)
+        gradients = torch.autograd.grad(g.square().sum(), [x, *module.parameters()])
+        return [g, *gradients, *module.buffers()]
+
+    got = on_xla(lambda: results(torch_convfix.checkpoint, DEVICE))
+    want = [t.detach() for t in results(checkpointed.plain, torch.device("cpu"))]
+    assert worst_error(got, want) < 1e-10

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TextIO
 
@@ -11,8 +12,17 @@ HELP = ", what there is of it every few seconds; - is stdout, at the end"
 
 def check(path: Path | None) -> None:
     """Raises ValueError where the file cannot be there."""
-    if path and not path.absolute().parent.is_dir():
+    if not path or path == _STDOUT:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise ValueError(f"no folder for {path}")
+    if path.is_dir():
+        raise ValueError(f"a file is to be written, and {path} is a folder")
+    try:  # the file system knows what no right that it states tells
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write(path: Path | None, text: str, *, done: bool = True) -> None:

@@ -63,10 +63,10 @@ def every_command() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    args = parser(*argv[:1]).parse_args(argv)
-    command = args.main
-    del args.command, args.main  # what is left are the command's own
     try:
+        args = parser(*argv[:1]).parse_args(argv)
+        command = args.main
+        del args.command, args.main  # what is left are the command's own
         code = command(args)
         sys.stdout.flush()
         return code

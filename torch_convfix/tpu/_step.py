@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_convfix import _devices, _target
+from torch_convfix import _devices
+from torch_convfix._as_function import as_function
 from torch_convfix.tpu import _compiler, _environment, report
 from torch_convfix.tpu._origin import Origin
 
@@ -106,7 +107,7 @@ def compile(
     """
     stack = stack or default_stack()
     _compiler.check(topology)
-    function, tensors = _target.as_function(fn, inputs)
+    function, tensors = as_function(fn, inputs)
     start = time.perf_counter()
     stablehlo, origins = trace(lambda *given: function(given), tensors, stack, kernels)
     seconds = time.perf_counter() - start

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_convfix._target import as_function
+from torch_convfix._as_function import as_function
 from torch_convfix.verify.calls import Recorded, Recorder, tensors_of
 from torch_convfix.verify.compare import REFUSED, Outcome, compare
 from torch_convfix.verify.cut import OtherCallsError, Target, first_wrong
@@ -96,6 +96,10 @@ class AuditReport:
             )
         elif self.outcome.skipped:
             lines.append(f"not compared: {self.outcome.skipped}")
+            if self.outcome.skipped.startswith(REFUSED):
+                lines.append(
+                    "what it closes over keeps its dtype and its device: give such as inputs"
+                )
         elif not self.outcome.raised:
             left = [
                 s for s in self.stages if s not in {**self.outcome.errors, **self.outcome.refused}
@@ -104,7 +108,7 @@ class AuditReport:
         if self.outside:
             lines.append(
                 f"not compared: derivatives by {self.outside} tensors that require a gradient and are "
-                "not among the inputs"
+                "not among the inputs: give them, or the module that has them, as inputs"
             )
         if (self.outcome.wrong or self.outcome.raised) and all(not b.alone for b in self.blamed):
             lines.append(f"none of its {self.calls} calls is wrong alone{self.cut}")
@@ -139,7 +143,7 @@ def audit(
             gradients come from `torch.autograd.grad`, not from ``.grad``. What it makes differentiable
             itself, as by ``x.requires_grad_()``, counts as an input. It may be a transform of
             `torch.func`.
-        inputs: on the CPU, tensors, modules, and lists and dictionaries of them. The parameters of
+        inputs: on any device, tensors, modules, and lists and dictionaries of them. The parameters of
             modules are differentiated, and the tensors that require a gradient; where nothing does,
             all floating-point tensors are.
         device: as in `torch_convfix.verify.run`.
@@ -161,7 +165,7 @@ def audit(
     """
     where = get_device(device)
     function, tensors = as_function(fn, inputs)
-    tensors = _differentiated(tensors)
+    tensors = _differentiated([_on_cpu(t) for t in tensors])
     stages = [order_stage(i) for i in range(order + 1)]
     with kernels(device, stock=stock), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -343,6 +347,10 @@ def _check_differentiable(results: Any, inputs: list[Tensor]) -> None:
             "fn must return something that can be differentiated by its inputs, got tensors of "
             f"{dtypes} that depend on none of them differentiably"
         )
+
+
+def _on_cpu(t: Tensor) -> Tensor:
+    return t if t.device.type == "cpu" else t.detach().cpu().requires_grad_(t.requires_grad)
 
 
 def _differentiated(tensors: list[Tensor]) -> list[Tensor]:

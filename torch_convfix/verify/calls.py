@@ -292,6 +292,6 @@ def _caller() -> str | None:
 
 
 _OURS = "?"  # the target itself is a torch function, or we copy a buffer
-_BOUNDARY = "/torch_convfix/_target.py"
+_BOUNDARY = "/torch_convfix/_as_function.py"
 _TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/")
 _NOT_THE_TARGETS = ("/torch/", "/torch_convfix/", "/unittest/", "/contextlib.py")
