@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "convolution/composed.h"
 #include "convolution/traced_shapes.h"
 #include "registry.h"
 
@@ -16,19 +17,27 @@ PYBIND11_MODULE(_C, m) {
       .value("tpu", Hardware::kTPU)
       .value("other", Hardware::kOther);
   py::enum_<Grouped>(m, "Grouped").value("direct", Grouped::kDirect).value("merge", Grouped::kMerge);
+  py::enum_<Convolutions>(m, "Convolutions")
+      .value("native", Convolutions::kNative)
+      .value("composed", Convolutions::kComposed);
   py::class_<Options>(m, "Options")
       .def(
           py::init([](OutputPadding output_padding, Hardware hardware, bool derivatives, Grouped grouped,
-                      int64_t merge, bool dynamic) {
-            return Options{output_padding, {hardware, grouped, merge}, derivatives, dynamic};
+                      int64_t merge, bool dynamic, Convolutions convolutions, int64_t block_bytes) {
+            return Options{output_padding, {hardware, grouped, merge},
+                           derivatives,    dynamic,
+                           convolutions,   block_bytes};
           }),
           py::arg("output_padding"), py::arg("hardware"), py::arg("derivatives"),
-          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0, py::arg("dynamic") = false)
+          py::arg("grouped") = Grouped::kDirect, py::arg("merge") = 0, py::arg("dynamic") = false,
+          py::arg("convolutions") = Convolutions::kNative,
+          py::arg("block_bytes") = Options{}.block_bytes)
       .def_readonly("output_padding", &Options::output_padding)
       .def_property_readonly("hardware", [](const Options& o) { return o.planner.hardware; })
       .def_property_readonly("grouped", [](const Options& o) { return o.planner.grouped; })
       .def_readonly("derivatives", &Options::derivatives)
-      .def_readonly("dynamic", &Options::dynamic);
+      .def_readonly("dynamic", &Options::dynamic)
+      .def_readonly("convolutions", &Options::convolutions);
   m.def("enable", &enable, py::arg("device"), py::arg("options"));
   m.def("disable", &disable, py::arg("device"));
   m.def("enabled_options", &enabled_options, py::arg("device"));
@@ -39,6 +48,7 @@ PYBIND11_MODULE(_C, m) {
     }
     return fields;
   });
+  m.def("needed_operators", &needed_operators);
   m.def("traced_shapes", &traced_shapes);
   m.def(
       "check_backward",

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "convolution/checked.h"
+#include "convolution/composed.h"
 #include "convolution/double_backward.h"
 #include "convolution/meta.h"
 #include "derivatives/derivative_fixes.h"
@@ -83,6 +84,17 @@ std::map<std::string, std::unique_ptr<Kernels>>& enabled() {
   return *kernels;
 }
 
+// The key of a device's kernels below autograd.
+c10::DispatchKey backend_key(const std::string& device) {
+  if (device == "xla") {
+    return c10::DispatchKey::XLA;
+  }
+  if (device == "cpu") {
+    return c10::DispatchKey::CPU;
+  }
+  return device == "cuda" ? c10::DispatchKey::CUDA : c10::DispatchKey::PrivateUse1;
+}
+
 c10::DispatchKey autograd_key(const std::string& device) {
   if (device == "xla") {
     return c10::DispatchKey::AutogradXLA;
@@ -101,8 +113,8 @@ c10::DispatchKey autograd_key(const std::string& device) {
   return c10::DispatchKey::AutogradPrivateUse1;
 }
 
-template <class Return, class... Args>
-auto bind(std::shared_ptr<const Overrideable> ours, Return (Overrideable::*kernel)(Args...) const) {
+template <class Ours, class Return, class... Args>
+auto bind(std::shared_ptr<const Ours> ours, Return (Ours::*kernel)(Args...) const) {
   return [ours = std::move(ours), kernel](Args... args) -> Return {
     return ((*ours).*kernel)(std::forward<Args>(args)...);
   };
@@ -128,6 +140,21 @@ void add_overrideable(Kernels& kernels) {
       bind(ours, &Overrideable::convolution_backward));
 }
 
+void add_composed(Kernels& kernels, const std::string& device) {
+  constexpr auto kPurpose = "composed of matrix products";
+  const auto key = backend_key(device);
+  const auto ours = std::make_shared<const Composed>(kernels.options().block_bytes);
+  if (device == "cpu" || device == "cuda") {  // core sends these elsewhere than to the overrideable ones
+    kernels.add(key, "convolution", kPurpose, bind(ours, &Composed::convolution));
+    kernels.add(key, "convolution_backward", kPurpose, bind(ours, &Composed::convolution_backward));
+  } else {
+    kernels.add(key, "convolution_overrideable", kPurpose, bind(ours, &Composed::convolution));
+    kernels.add(
+        key, "convolution_backward_overrideable", kPurpose,
+        bind(ours, &Composed::convolution_backward_overrideable));
+  }
+}
+
 void add_dynamic(Kernels& kernels, const std::vector<DynamicFix>& fixes) {
   for (const auto& fix : fixes) {
     kernels.add(fix.key, fix.op, fix.fault, fix.make(fix));
@@ -142,11 +169,16 @@ std::unique_ptr<Kernels> make_kernels(const std::string& device, const Options& 
       TORCH_FN(convolution_double_backward));
   if (device == "xla") {
     kernels->mend_graph_hash();
-    add_overrideable(*kernels);
+    if (options.convolutions == Convolutions::kNative) {
+      add_overrideable(*kernels);
+    }
     add_dynamic(*kernels, dynamic_convolutions());
     if (options.dynamic) {
       add_dynamic(*kernels, dynamic_operators());
     }
+  }
+  if (options.convolutions == Convolutions::kComposed) {
+    add_composed(*kernels, device);
   }
   if (device == "tpu") {
     constexpr auto key = c10::DispatchKey::PrivateUse1;

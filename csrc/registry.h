@@ -7,11 +7,19 @@
 
 namespace torch_convfix {
 
+// Whose convolutions a device has.
+enum class Convolutions {
+  kNative,    // its own; on xla with ours before them
+  kComposed,  // ours, of operators that any backend has
+};
+
 struct Options {
   OutputPadding output_padding = OutputPadding::kNative;
   PlannerOptions planner;
   bool derivatives = true;
   bool dynamic = false;  // xla: bounded-dynamic sizes are used
+  Convolutions convolutions = Convolutions::kNative;
+  int64_t block_bytes = int64_t{1} << 26;  // of a composed convolution's columns at a time
 
   bool operator==(const Options&) const = default;
 };

@@ -16,12 +16,17 @@ class Grouped(enum.Enum):
     direct = ...
     merge = ...
 
+class Convolutions(enum.Enum):
+    native = ...
+    composed = ...
+
 class Options:
     output_padding: OutputPadding
     hardware: Hardware
     derivatives: bool
     grouped: Grouped
     dynamic: bool
+    convolutions: Convolutions
     def __init__(
         self,
         output_padding: OutputPadding,
@@ -30,12 +35,15 @@ class Options:
         grouped: Grouped = ...,
         merge: int = 0,
         dynamic: bool = False,
+        convolutions: Convolutions = ...,
+        block_bytes: int = ...,
     ) -> None: ...
 
 def enable(device: str, options: Options) -> None: ...
 def disable(device: str) -> None: ...
 def enabled_options(device: str) -> Options | None: ...
 def registrations() -> list[list[str]]: ...  # device, operator, dispatch key, purpose
+def needed_operators() -> list[str]: ...  # of the device, that composed convolutions call
 def traced_shapes() -> list[tuple[list[int], int]]: ...  # input shape, how often
 def check_backward(
     grad_output: Tensor,

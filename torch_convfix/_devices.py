@@ -17,6 +17,7 @@ from torch_convfix import _C, _lazy_modules, _xla_module
 OutputPadding = Literal["native", "pad"]
 Hardware = Literal["cpu", "tpu", "other"]
 Grouped = Literal["direct", "merge"]
+Convolution = Literal["native", "composed"]
 
 _GRAPH_HASH = "LazyGraphExecutor::RunPostOrder"  # the mend's row among the registrations
 _MOST_SHAPES = 10  # to print
@@ -83,6 +84,7 @@ def enable(
     derivatives: bool = True,
     grouped: Grouped | None = None,
     dynamic: bool | None = None,
+    convolution: Convolution = "native",
 ) -> None:
     """Put our kernels in place of the device's own. Idempotent; new options replace the old.
 
@@ -103,6 +105,10 @@ def enable(
             the environment's ``TORCH_CONVFIX_GROUPED``.
         dynamic: also mend what stands in a conv net's way on ``xla`` tensors with bounded-dynamic
             sizes. By default where the environment's ``XLA_EXPERIMENTAL`` lets torch_xla make such.
+        convolution: ``"composed"`` registers convolutions made of operators that any backend has
+            (padding, slices, batched matrix products, sums), with all their gradients: for a
+            PrivateUse1 backend that has none of its own. Also for ``cpu``, ``cuda`` and ``xla``, to
+            try it. ``"native"`` leaves the device's own.
 
     Raises:
         TypeError: for a device that is not a string, or a switch that is not a bool.
@@ -121,7 +127,12 @@ def enable(
     if dynamic is None:
         dynamic = device == "xla" and bool(os.environ.get("XLA_EXPERIMENTAL"))
     _check_bool("dynamic", dynamic)
-    options = _C.Options(padding, chosen, derivatives, merging, dynamic=dynamic)
+    convolutions = _choice("convolution", convolution, _C.Convolutions)
+    if convolution == "composed" and device == "tpu":
+        raise ValueError("convolution='composed' is not of the device 'tpu', which has its own")
+    options = _C.Options(
+        padding, chosen, derivatives, merging, dynamic=dynamic, convolutions=convolutions
+    )
     _C.enable(device, options)
     if device == "xla" and not any(r[1] == _GRAPH_HASH for r in _C.registrations()):
         warnings.warn(
@@ -165,6 +176,7 @@ def enabled(
     derivatives: bool = True,
     grouped: Grouped | None = None,
     dynamic: bool | None = None,
+    convolution: Convolution = "native",
 ) -> Iterator[None]:
     """A context with our kernels; what was before is there again after. Arguments as `enable`."""
     with _restored(device):
@@ -175,6 +187,7 @@ def enabled(
             derivatives=derivatives,
             grouped=grouped,
             dynamic=dynamic,
+            convolution=convolution,
         )
         yield
 
@@ -296,5 +309,6 @@ def status() -> Status:
                 "grouped": chosen.grouped.name,
                 "derivatives": chosen.derivatives,
                 "dynamic": chosen.dynamic,
+                "convolution": chosen.convolutions.name,
             }
     return Status(versions, options, registrations, _compilation())

@@ -1,56 +1,60 @@
 #include "convolution/overrideable.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/slice_copy.h>
-#include <ATen/ops/view_copy.h>
-
-#include <algorithm>
-#include <numeric>
-
 #include "convolution/lowering/lowering.h"
 #include "convolution/traced_shapes.h"
 
 namespace torch_convfix {
 namespace {
 
-// A transposed convolution's input as the grad_output of the plain convolution over its result.
-at::Tensor append_zeros(const Form& form, const at::Tensor& input) {
-  std::vector<int64_t> pads;
-  for (int64_t i = form.dim() + 1; i >= 2; --i) {
-    pads.insert(pads.end(), {0, form.g[i] - input.size(i)});
+// Each of the three by the strategy of a plan.
+class Planned final : public Trilinear {
+ public:
+  Planned(const StockKernels& stock, const Plan& plan) : stock_(stock), plan_(plan) {
   }
-  const bool any = std::any_of(pads.begin(), pads.end(), [](int64_t pad) { return pad != 0; });
-  return any ? at::constant_pad_nd(input, pads) : input;
-}
 
-at::Tensor cut_to(at::Tensor t, at::IntArrayRef sizes) {
-  for (int64_t i = 2; i < t.dim(); ++i) {
-    if (t.size(i) != sizes[i]) {
-      t = at::slice_copy(t, i, 0, sizes[i]);
+  at::Tensor forward(const Form& form, const at::Tensor& x, const at::Tensor& w) const override {
+    switch (plan_.forward) {
+      case Strategy::kTaps:
+        return lowering::taps::forward(form, x, w);
+      case Strategy::kMerged:
+        return lowering::merged::forward(stock_, form, plan_.merge.forward, x, w);
+      default:
+        return stock_.forward(form, x, w);
     }
   }
-  return t;
-}
 
-at::Tensor add_bias(const at::Tensor& t, const std::optional<at::Tensor>& bias) {
-  if (!bias || !bias->defined()) {
-    return t;
+  at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w) const override {
+    const auto unphased = [&](const Form& form, const at::Tensor& g, const at::Tensor& w) {
+      switch (plan_.input_grad) {
+        case Strategy::kTaps:
+          return lowering::taps::input_grad(form, g, w);
+        case Strategy::kMerged:
+          return lowering::merged::input_grad(stock_, form, plan_.merge.input_grad, g, w);
+        default:
+          return stock_.input_grad(form, g, w);
+      }
+    };
+    return plan_.phased ? lowering::phased::input_grad(form, g, w, unphased) : unphased(form, g, w);
   }
-  at::DimVector sizes(t.dim(), 1);
-  sizes[1] = t.size(1);
-  return t + at::view_copy(*bias, sizes);
-}
 
-// In float32 for half-precision numbers: a running bfloat16 sum of ones never exceeds 256.
-at::Tensor bias_grad(const at::Tensor& grad_output) {
-  at::DimVector dims(grad_output.dim() - 1);
-  std::iota(dims.begin() + 1, dims.end(), 2);
-  const auto dtype = grad_output.scalar_type();
-  return c10::isReducedFloatingType(dtype)
-             ? grad_output.sum(dims, /*keepdim=*/false, at::kFloat).to(dtype)
-             : grad_output.sum(dims);
-}
+  at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& g) const override {
+    switch (plan_.weight_grad) {
+      case Strategy::kTaps:
+        return lowering::taps::weight_grad(form, x, g);
+      case Strategy::kFeatureGrouped:
+        return lowering::feature_grouped::weight_grad(stock_, form, x, g);
+      case Strategy::kMerged:
+        return lowering::merged::weight_grad(stock_, form, plan_.merge.weight_grad, x, g);
+      case Strategy::kDirect:
+        break;
+    }
+    return stock_.weight_grad(form, x, g);
+  }
+
+ private:
+  const StockKernels& stock_;
+  const Plan& plan_;
+};
 
 bool direct_input_grad(const Plan& plan) {
   return plan.input_grad == Strategy::kDirect && !plan.phased;
@@ -81,9 +85,7 @@ at::Tensor Overrideable::convolution(
   if (direct && stock_pads(geometry)) {
     return stock_.convolution(geometry, input, weight, bias);
   }
-  const auto result = transposed ? input_grad(plan, *form, append_zeros(*form, input), weight)
-                                 : forward(plan, *form, input, weight);
-  return add_bias(result, bias);
+  return torch_convfix::convolution(Planned(stock_, plan), *form, transposed, input, weight, bias);
 }
 
 Gradients Overrideable::convolution_backward(
@@ -124,68 +126,12 @@ Gradients Overrideable::convolution_backward(
     }
     return gradients;
   }
-
-  const auto appended = transposed ? append_zeros(*form, input) : input;
-  Gradients gradients;
-  if (output_mask[0]) {
-    const at::DimVector sizes(input.sizes());
-    std::get<0>(gradients) = transposed ? cut_to(forward(plan, *form, grad_output, weight), sizes)
-                                        : input_grad(plan, *form, grad_output, weight);
-  }
-  if (output_mask[1]) {
-    std::get<1>(gradients) = transposed ? weight_grad(plan, *form, grad_output, appended)
-                                        : weight_grad(plan, *form, appended, grad_output);
-  }
-  if (output_mask[2]) {
-    std::get<2>(gradients) = bias_grad(grad_output);
-  }
-  return gradients;
+  return torch_convfix::convolution_backward(
+      Planned(stock_, plan), *form, transposed, grad_output, input, weight, output_mask);
 }
 
 bool Overrideable::stock_pads(const Geometry& geometry) const {
   return !geometry.transposed || output_padding_ == OutputPadding::kNative;
-}
-
-at::Tensor Overrideable::forward(
-    const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& w) const {
-  switch (plan.forward) {
-    case Strategy::kTaps:
-      return lowering::taps::forward(form, x, w);
-    case Strategy::kMerged:
-      return lowering::merged::forward(stock_, form, plan.merge.forward, x, w);
-    default:
-      return stock_.forward(form, x, w);
-  }
-}
-
-at::Tensor Overrideable::input_grad(
-    const Plan& plan, const Form& form, const at::Tensor& g, const at::Tensor& w) const {
-  const auto unphased = [&](const Form& form, const at::Tensor& g, const at::Tensor& w) {
-    switch (plan.input_grad) {
-      case Strategy::kTaps:
-        return lowering::taps::input_grad(form, g, w);
-      case Strategy::kMerged:
-        return lowering::merged::input_grad(stock_, form, plan.merge.input_grad, g, w);
-      default:
-        return stock_.input_grad(form, g, w);
-    }
-  };
-  return plan.phased ? lowering::phased::input_grad(form, g, w, unphased) : unphased(form, g, w);
-}
-
-at::Tensor Overrideable::weight_grad(
-    const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& g) const {
-  switch (plan.weight_grad) {
-    case Strategy::kTaps:
-      return lowering::taps::weight_grad(form, x, g);
-    case Strategy::kFeatureGrouped:
-      return lowering::feature_grouped::weight_grad(stock_, form, x, g);
-    case Strategy::kMerged:
-      return lowering::merged::weight_grad(stock_, form, plan.merge.weight_grad, x, g);
-    case Strategy::kDirect:
-      break;
-  }
-  return stock_.weight_grad(form, x, g);
 }
 
 }  // namespace torch_convfix

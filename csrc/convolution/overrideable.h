@@ -42,11 +42,6 @@ class Overrideable {
       std::array<bool, 3> output_mask) const;
 
  private:
-  at::Tensor forward(const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& w) const;
-  at::Tensor input_grad(
-      const Plan& plan, const Form& form, const at::Tensor& g, const at::Tensor& w) const;
-  at::Tensor weight_grad(
-      const Plan& plan, const Form& form, const at::Tensor& x, const at::Tensor& g) const;
   bool stock_pads(const Geometry& geometry) const;
 
   StockKernels stock_;

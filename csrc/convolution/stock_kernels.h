@@ -3,17 +3,12 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <c10/core/DispatchKeySet.h>
 
-#include <array>
-#include <tuple>
-
-#include "convolution/geometry.h"
+#include "convolution/trilinear.h"
 
 namespace torch_convfix {
 
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
 // A backend's own convolution kernels, fetched before ours take their place.
-class StockKernels {
+class StockKernels final : public Trilinear {
  public:
   explicit StockKernels(c10::DispatchKey key);
 
@@ -30,10 +25,9 @@ class StockKernels {
       const at::Tensor& weight,
       std::array<bool, 3> output_mask) const;
 
-  // F, I and W of a plain convolution.
-  at::Tensor forward(const Form& form, const at::Tensor& x, const at::Tensor& w) const;
-  at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w) const;
-  at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& g) const;
+  at::Tensor forward(const Form& form, const at::Tensor& x, const at::Tensor& w) const override;
+  at::Tensor input_grad(const Form& form, const at::Tensor& g, const at::Tensor& w) const override;
+  at::Tensor weight_grad(const Form& form, const at::Tensor& x, const at::Tensor& g) const override;
 
  private:
   c10::DispatchKeySet keys_;

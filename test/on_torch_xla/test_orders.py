@@ -100,3 +100,11 @@ def test_autocast():
     assert got[0].dtype == torch.bfloat16
     assert got[1].dtype == got[3].dtype == torch.float32
     assert worst_error(got, want) < 0.05
+
+
+def test_composed(case_share):
+    def check(case):
+        assert error(case, 3) < 1e-10
+
+    with torch_convfix.enabled("xla", convolution="composed"):
+        check_many(check, cases(), 60 * case_share)
