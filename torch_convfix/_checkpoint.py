@@ -149,7 +149,8 @@ class _Checkpoint(torch.autograd.Function):
                 else [None] * len(sources)
             )
             used[:] = [g is not None for g in found]
-            return [g for g in found if g is not None]
+            # At once: a gradient that is left for later keeps what it is computed from.
+            return _after([g for g in found if g is not None], ())
 
         given = [*saved, *(g for g in grad_outputs if g is not None)]
         if torch.is_grad_enabled():
@@ -174,7 +175,7 @@ def _leaf(t: Tensor, need: bool) -> Tensor:
 
 
 def _after(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors as they are, but on XLA there only after the others are."""
+    """The tensors as they are, but on XLA there only after all of them and the others are."""
     result = list(tensors)
     places = [i for i, t in enumerate(tensors) if t.device.type in ("tpu", "xla")]
     if places:
